@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -50,10 +50,13 @@ def binary() -> Path:
 
 
 @contextmanager
-def started(model: Path, *flags: str) -> Iterator[str]:
-    """The address of a llama-server with this model; its flags come after small settings, and win."""
+def started(model: Path, *flags: str, under: Sequence[str] = (), patience: float = 10) -> Iterator[str]:
+    """The address of a llama-server with this model; its flags come after small settings, and win.
+
+    ``under``: the words of a command that runs it; ``patience``: the seconds that it may take to end.
+    """
     command = [str(binary()), "--model", str(model), "--host", "127.0.0.1", "--port", "0", *SMALL, *_unpacked()]
-    with _running([*command, *flags], "/health") as address:
+    with _running([*under, *command, *flags], "/health", patience) as address:
         yield address
 
 
@@ -76,7 +79,7 @@ def _unpacked() -> tuple[str, ...]:
 
 
 @contextmanager
-def _running(command: list[str], ready: str) -> Iterator[str]:
+def _running(command: list[str], ready: str, patience: float = 10) -> Iterator[str]:
     """Start a server, wait until it is ready, and end it whatever happens."""
     environment = {key: value for key, value in os.environ.items() if not SETTINGS.match(key)}
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +91,7 @@ def _running(command: list[str], ready: str) -> Iterator[str]:
         finally:
             server.terminate()
             try:
-                server.wait(10)
+                server.wait(patience)
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()

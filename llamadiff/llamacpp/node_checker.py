@@ -88,6 +88,10 @@ class NodeChecker:
             if not wrong:
                 self._doubtful[len(self.results) - 1] = path
 
+    def judged_by_place(self, node: Node) -> None:
+        """A node that is another look at a memory: where that begins, and how it steps."""
+        self._report(node, 0.0 if node.is_view_of_its_source() and node.steps_rightly() else float("inf"))
+
     def pass_over(self, node: Node, why: str) -> None:
         """A node that is not computed again."""
         self._report(node, None, problem=why)

@@ -122,6 +122,23 @@ class Node:
         """Whether a node that computes nothing points where its offset says, into another's memory."""
         return bool(self.said["looks"])
 
+    def steps_rightly(self) -> bool:
+        """Whether a node that is its source's values in another order steps through them as its op says.
+
+        A view of a part says itself how it steps.
+        """
+        sizes, steps, source = self.said["ne"], self.said["nb"], self.sources[0].said
+        if self.op in ("PERMUTE", "TRANSPOSE"):
+            parameters = np.frombuffer(self.parameters, f"{self.order}i4")
+            axes = parameters[:4].tolist() if self.op == "PERMUTE" else [1, 0, 2, 3]
+            pairs = [(source["ne"][i], source["nb"][i], sizes[axis], steps[axis]) for i, axis in enumerate(axes)]
+            return sorted(axes) == [0, 1, 2, 3] and all((n, nb) == (ne, at) for n, nb, ne, at in pairs)
+        if self.op == "RESHAPE":
+            row = self.said["memory"] // max(1, prod(sizes[1:]))
+            whole = [row, *(row * prod(sizes[1:axis]) for axis in (2, 3))]
+            return prod(sizes) == prod(source["ne"]) and steps[1:] == whole
+        return True
+
     def in_memory(self) -> Memory:
         """What is saved of a node beside its values: how ggml holds its op and its sources."""
         held = [source.said for source in self.sources[: len(self.said["places"])]]

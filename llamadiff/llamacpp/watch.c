@@ -29,6 +29,7 @@
 #define VERSION 1
 #define SOURCES 16  // more than any ggml has of one node
 #define PART (128ull << 20)  // bytes after which a new file begins
+#define BUFFER (1u << 19)  // bytes that are written at once
 #define SMALL (1ull << 20)  // bytes of memory that a view of it is told of with its values
 #define MUST_COMPUTE 16  // GGML_TENSOR_FLAG_COMPUTE
 #define WEIGHTS 1  // GGML_BACKEND_BUFFER_USAGE_WEIGHTS
@@ -362,6 +363,13 @@ static bool is_wanted(struct ggml * g, void * graph, uint64_t * number) {
 
 // ---- one graph that is watched ------------------------------------------------------------------------------------
 
+// Of a large memory into which a node writes some rows (SET_ROWS): those from the first to the last of them, and one
+// more on either side. It is told of as if it were all there is: what is written elsewhere is not seen.
+struct window {
+    const void * written, * into, * ids;  // the node, the source that it is a view of, the numbers of rows
+    int64_t first, count;
+};
+
 struct watch {
     struct ggml * g;
     FILE * file;
@@ -373,6 +381,7 @@ struct watch {
     eval theirs;
     void * user;
     bool they_want;
+    struct window window;
 };
 
 static void raw(struct watch * w, const void * data, size_t size) {
@@ -399,8 +408,13 @@ static void open_part(struct watch * w) {
              w->part++);
     char part[1200];
     snprintf(part, sizeof(part), "%s.part", w->path);
+    static __thread char * buffer;
+    buffer = buffer != NULL ? buffer : malloc(BUFFER);
     w->file = fopen(part, "wb");
     w->failed = w->failed || w->file == NULL;
+    if (w->file != NULL && buffer != NULL) {
+        setvbuf(w->file, buffer, _IOFBF, BUFFER);
+    }
     w->bytes = 0;
     struct chunk head = { .kind = HEAD, .at = (uint64_t) w->g->number, .a = w->number, .b = (uint64_t) getpid() };
     put(w, head, NULL);
@@ -446,6 +460,46 @@ static bool is_weight(const struct ggml * g, void * tensor) {
         && g->ggml_is_contiguous(tensor);
 }
 
+static bool is_windowed(const struct watch * w, const void * tensor) {
+    return tensor != NULL && (tensor == w->window.written || tensor == w->window.into);
+}
+
+static size_t bytes_in(const struct watch * w, void * tensor) {
+    const struct ggml * g = w->g;
+    return (size_t) w->window.count * (&AT(size_t, tensor, nb))[1];
+}
+
+// The rows that a SET_ROWS writes, if they are few of a memory that lies in one piece on this side.
+static void find_window(struct watch * w, void * node) {
+    const struct ggml * g = w->g;
+    memset(&w->window, 0, sizeof(w->window));
+    void * ids = (&AT(void *, node, src))[1], * into = (&AT(void *, node, src))[2];
+    const int64_t * sizes = &AT(int64_t, node, ne);
+    if (strcmp(g->ggml_op_name(AT(int, node, op)), "SET_ROWS") != 0 || ids == NULL || into == NULL
+        || !g->ggml_is_contiguous(node) || !g->ggml_is_contiguous(into) || !g->ggml_is_contiguous(ids)
+        || sizes[2] != 1 || sizes[3] != 1 || g->ggml_nbytes(node) <= SMALL / 16) {
+        return;
+    }
+    void * buffer = AT(void *, ids, buffer);
+    const int64_t count = (&AT(int64_t, ids, ne))[0];
+    if (strcmp(g->ggml_type_name(AT(int, ids, type)), "i64") != 0 || count < 1
+        || (buffer != NULL && !g->ggml_backend_buffer_is_host(buffer))) {
+        return;
+    }
+    const int64_t * numbers = AT(int64_t *, ids, data);
+    int64_t low = numbers[0], high = numbers[0];
+    for (int64_t i = 1; i < count; i++) {
+        low = numbers[i] < low ? numbers[i] : low;
+        high = numbers[i] > high ? numbers[i] : high;
+    }
+    low = low > 0 ? low - 1 : 0;
+    high = high < sizes[1] - 1 ? high + 1 : sizes[1] - 1;
+    if (low <= high && 2 * (high - low + 1) < sizes[1]) {
+        w->window = (struct window) { node, into, ids, low, high - low + 1 };
+        add(&plan->partial, 1);
+    }
+}
+
 static void tell_tensor(struct watch * w, void * tensor) {
     const struct ggml * g = w->g;
     char told[1024];
@@ -460,6 +514,13 @@ static void tell_tensor(struct watch * w, void * tensor) {
         return;
     }
     memcpy(told, tensor, g->at.size);
+    if (is_windowed(w, tensor)) {
+        const size_t step = (&AT(size_t, tensor, nb))[1], offset = (size_t) w->window.first * step;
+        (&AT(int64_t, told, ne))[1] = w->window.count;
+        AT(char *, told, data) += offset;
+        AT(size_t, told, view_offs) += offset;
+        more.bytes = bytes_in(w, tensor);
+    }
     memcpy(told + g->at.size, &more, sizeof(more));
     void * buffer = AT(void *, tensor, buffer);
     const bool host = buffer == NULL || g->ggml_backend_buffer_is_host(buffer);
@@ -470,10 +531,24 @@ static void tell_tensor(struct watch * w, void * tensor) {
 static void tell_bytes(struct watch * w, uint32_t kind, void * tensor) {
     const struct ggml * g = w->g;
     void * fetched;
-    const size_t size = AT(void *, tensor, data) != NULL ? g->ggml_nbytes(tensor) : 0;
+    const bool is_part = is_windowed(w, tensor);
+    const size_t whole = AT(void *, tensor, data) != NULL ? g->ggml_nbytes(tensor) : 0;
+    size_t size = whole;
     const void * data = size ? bytes_of(g, tensor, size, &fetched) : NULL;
+    if (is_part && data != NULL) {
+        data = (const char *) data + (size_t) w->window.first * (&AT(size_t, tensor, nb))[1];
+        size = bytes_in(w, tensor);
+    }
+    int64_t * shifted = NULL;
+    if (tensor == w->window.ids && data != NULL && (shifted = malloc(size)) != NULL) {
+        for (size_t i = 0; i < size / sizeof(int64_t); i++) {
+            shifted[i] = ((const int64_t *) data)[i] - w->window.first;
+        }
+        data = shifted;
+    }
     put(w, (struct chunk) { .kind = kind, .size = data != NULL ? size : 0, .at = (uint64_t) tensor }, data);
-    if (size) {
+    free(shifted);
+    if (whole) {
         free(fetched);
     }
 }
@@ -568,8 +643,21 @@ static void tell_weight(struct watch * w, void * tensor) {
 
 // ---- nodes --------------------------------------------------------------------------------------------------------
 
+// Whether a node is nothing but another look at a memory that is not small: its place and its steps are judged.
+static bool is_by_place(const struct ggml * g, void * node) {
+    static const char * const words[] = { "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE" };
+    void * base = AT(void *, node, view_src);
+    const char * word = g->ggml_op_name(AT(int, node, op));
+    bool is_look = false;
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        is_look = is_look || strcmp(word, words[i]) == 0;
+    }
+    return is_look && base != NULL && g->ggml_nbytes(base) > SMALL / 16;
+}
+
 static bool is_read(const struct ggml * g, void * node, void * source) {
-    return strcmp(g->ggml_op_name(AT(int, node, op)), "VIEW") != 0 || g->ggml_nbytes(source) <= SMALL;
+    (void) source;
+    return !is_by_place(g, node);
 }
 
 static uint64_t size_of(const struct ggml * g, void * node) {
@@ -604,6 +692,7 @@ static void before(struct watch * w, void * node) {
         w->failed = w->failed || !has_room();
         open_part(w);
     }
+    find_window(w, node);
     tell_tensor(w, node);
     if (size_of(g, node) > plan->large) {
         add(&plan->nodes_large, 1);
@@ -631,7 +720,7 @@ static void before(struct watch * w, void * node) {
     if (base != NULL && !base_told) {
         const char * word = g->ggml_op_name(AT(int, node, op));
         const bool is_written = strcmp(word, "SET_ROWS") == 0 && count == 2;  // older ones do not state it as a source
-        const bool is_seen = strcmp(word, "VIEW") == 0 && g->ggml_nbytes(base) <= SMALL;
+        const bool is_seen = strcmp(word, "VIEW") == 0 && !is_by_place(g, node);
         tell_tensor(w, base);
         if (is_written || is_seen) {
             tell_bytes(w, DATA, base);
@@ -641,7 +730,12 @@ static void before(struct watch * w, void * node) {
 }
 
 static void after(struct watch * w, void * node) {
-    if (w->given) {
+    if (!w->given) {
+        return;
+    }
+    if (is_by_place(w->g, node)) {
+        put(w, (struct chunk) { .kind = RESULT, .at = (uint64_t) node }, NULL);
+    } else {
         tell_bytes(w, RESULT, node);
     }
 }

@@ -12,6 +12,7 @@ from typing import Any
 from llamaref.held import HeldWeights
 
 from llamadiff.ggml.check import NOT_LOOKED_AT, NodeCheck
+from llamadiff.ggml.graph import VIEWS
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.nodes import Node
@@ -180,11 +181,23 @@ class WatchedGraph:
             self._pending = None
             return
         self._pending = node
-        self.checker.asked(node)
+        if not self._is_by_place(node):
+            self.checker.asked(node)
         self._data.clear()
 
+    def _is_by_place(self, node: Node) -> bool:
+        """Whether it looks at a memory whose values were not handed over."""
+        return (
+            node.op in VIEWS
+            and bool(node.sources)
+            and node.sources[0].memory > 0
+            and not len(node.base.data if node.op == "VIEW" and node.base is not None else node.sources[0].data)
+        )
+
     def _finish(self, part: memoryview) -> None:
-        if self._pending is not None:
+        if self._pending is not None and self._is_by_place(self._pending):
+            self.checker.judged_by_place(self._pending)
+        elif self._pending is not None:
             self.checker.done(replace(self._pending, data=part))
         self._pending = None
         self._data.clear()

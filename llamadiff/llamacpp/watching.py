@@ -224,16 +224,20 @@ class _Judge:
             give_way()  # the program's speed is what its user waits for
             with threadpool_limits(1, "blas"):
                 while True:
+                    self._wait()
                     is_last = self._ended
                     found = sorted(_files(self.folder, _GRAPH), key=lambda file: tuple(map(int, file[1].groups())))
                     for name, _ in found:
                         self._take(self.folder / name)
                     if is_last and not found:
                         return
-                    if not found:
-                        time.sleep(OFTEN)
         except BaseException as error:  # told to whoever waits for the end
             self.failure = error
+
+    def _wait(self) -> None:
+        """Leave the processor to the program while there is room for half of what may wait."""
+        while not self._ended and 2 * (self.plan.written - self.plan.judged) < self.plan.most:
+            time.sleep(OFTEN)
 
     def _take(self, path: Path) -> None:
         """Judge one more part of a graph."""

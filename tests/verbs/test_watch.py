@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command import in_process_of_its_own, processes_of, run
 from optional import needs
@@ -18,6 +19,7 @@ from places import ROOT
 
 from llamadiff.llamacpp import library, watching
 from llamadiff.llamacpp.graph_names import GraphNames, part_of
+from llamadiff.llamacpp.nodes import Node
 from llamadiff.system import libraries
 
 pytestmark = needs("cc")
@@ -130,6 +132,38 @@ def test_a_wrong_op_is_found_at_its_node_and_can_be_replayed(small_model, tmp_pa
     (op,) = kept.glob("*.safetensors")
     again = run("replay", op)  # by a ggml that nobody has tampered with
     assert again.returncode == 0, again.stdout
+
+
+@pytest.mark.parametrize("wrong", ["", "wrong"])
+def test_rows_written_into_a_large_cache(wrong, small_model, tmp_path):
+    """Of the cache only the rows around those that are written are handed over."""
+    path, report = small_model("llama", "Q8_0"), tmp_path / "report.json"
+    done = watched("cached", path, *[wrong] * bool(wrong), options=("--every", 1, "-o", report))
+    assert done.stdout == alone("cached", path, *[wrong] * bool(wrong))
+    found = read(report)["text"]
+    ops = {tap["op"] for tap in found["taps"] if tap["verdict"] == "wrong"}
+    assert ops <= {"SET_ROWS", "FLASH_ATTN_EXT"}  # the kernel of attention rounds queries by the same function
+    assert (done.returncode, "SET_ROWS" in ops) == ((1, True) if wrong else (0, False)), done.stderr
+    written = [tap["shape"] for tap in found["taps"] if tap["op"] == "SET_ROWS"]
+    assert written
+    assert all(shape[-2] < 16 for shape in written)
+
+
+@pytest.mark.parametrize(("op", "change"), [
+    ("PERMUTE", {}), ("TRANSPOSE", {}), ("RESHAPE", {}), ("PERMUTE", {"nb": [4, 8, 64, 512]}),
+    ("TRANSPOSE", {"ne": [4, 8, 2, 1]}), ("RESHAPE", {"nb": [4, 8, 256, 256]}), ("RESHAPE", {"ne": [2, 32, 1, 1]}),
+])  # fmt: skip
+def test_how_a_look_at_a_large_memory_steps(op, change):
+    source = Node({"ne": [8, 4, 2, 1], "nb": [4, 32, 128, 256]})
+    right = {
+        "PERMUTE": {"ne": [8, 2, 4, 1], "nb": [4, 128, 32, 256]},
+        "RESHAPE": {"ne": [32, 2, 1, 1], "nb": [4, 128, 256, 256]},
+        "TRANSPOSE": {"ne": [4, 8, 2, 1], "nb": [32, 4, 128, 256]},
+    }[op]  # fmt: skip
+    params = np.array([0, 2, 1, 3], np.int32).tobytes().hex()
+    is_other = any(right[key] != value for key, value in change.items())
+    node = Node({"op": op, "params": params, "memory": 256, **right, **change}, (source,))
+    assert node.steps_rightly() is not is_other
 
 
 def test_only_some_graphs_and_nodes(small_model, tmp_path):

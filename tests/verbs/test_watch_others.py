@@ -6,12 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import urllib.request
 from pathlib import Path
 
+import llama_server
 import pytest
 from models.whisper_model import write_whisper
 from optional import lacks, needs
 from places import ROOT
+
+from llamadiff.llamacpp.shipped import shipped_model
 
 pytestmark = [needs("cc"), pytest.mark.slow]
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": f"{ROOT}:{ROOT / 'reference'}"}
@@ -32,6 +37,42 @@ def output(*words):
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def answers(address):
+    """What a server says to 200 requests of two clients, by their number."""
+    found = dict[int, str]()
+
+    def ask(client):
+        for number in range(client, 200, 2):
+            words = {"prompt": "once upon a time " * (1 + number % 12), "n_predict": 8, "temperature": 0}
+            request = urllib.request.Request(
+                f"{address}/completion", json.dumps(words | {"cache_prompt": False}).encode(),
+                {"Content-Type": "application/json"},
+            )  # fmt: skip
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                found[number] = json.load(answer)["content"]
+
+    clients = [threading.Thread(target=ask, args=(client,)) for client in range(2)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    return found
+
+
+def test_a_server_at_work(tmp_path):
+    """No request is lost, and each that the server answers alone at a time is answered alike."""
+    model, report = shipped_model(quantized=True), tmp_path / "report.json"
+    watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "50", "-o", str(report), "--"]
+    with llama_server.started(model) as address:
+        wanted = answers(address)
+    with llama_server.started(model, under=watch, patience=300) as address:
+        found = answers(address)
+    assert len(wanted) == len(found) == 200
+    assert found == wanted
+    text = json.loads(report.read_text("utf-8"))["text"]
+    assert text["verdict"] == "match", text["summary"]
 
 
 @pytest.mark.skipif(lacks("pywhispercpp"), reason="no pywhispercpp here: pip install pywhispercpp")

@@ -17,7 +17,8 @@ from llamadiff.llamacpp.blocks import TypeTraits
 TOKENS = (1, 5, 9, 30, 17, 22)
 EVAL = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(ctypes.c_float), ctypes.c_int64)
-Q5_1 = 7
+FROM_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+F16, Q5_1 = 1, 7
 
 
 def loaded(path: str) -> Any:
@@ -27,10 +28,10 @@ def loaded(path: str) -> Any:
     return llama_cpp.llama_model_load_from_file(path.encode(), params)
 
 
-def ran(model: Any, steps: int, observe: Any = None) -> str:
+def ran(model: Any, steps: int, observe: Any = None, room: int = 256) -> str:
     """A prompt and decode steps: a hash of all logits."""
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx, params.n_threads, params.n_threads_batch = 256, 1, 1
+    params.n_ctx, params.n_threads, params.n_threads_batch = room, 1, 1
     if observe is not None:
         params.cb_eval = ctypes.cast(observe, type(params.cb_eval))
     context, digest = llama_cpp.llama_init_from_model(model, params), hashlib.sha256()
@@ -93,7 +94,26 @@ def faulty(path: str) -> None:
     print(ran(model, 0))
 
 
-PROGRAMS: dict[str, Callable[..., None]] = {each.__name__: each for each in (text, observed, threads, faulty)}
+def cached(path: str, wrong: str = "") -> None:
+    """With a large cache; where asked, values are rounded a little off when they are written into it."""
+    model, lines = loaded(path), Path("/proc/self/maps").read_text("utf-8").split()
+    cpu = ctypes.CDLL(next(word for word in lines if "/libggml-cpu" in word))
+    cpu.ggml_get_type_traits_cpu.restype = ctypes.POINTER(ctypes.c_void_p)
+    place = ctypes.addressof(cpu.ggml_get_type_traits_cpu(F16).contents)
+    right = FROM_FLOAT(ctypes.c_void_p.from_address(place).value)
+
+    @FROM_FLOAT
+    def off(x: int, y: int, count: int) -> None:
+        right(x, y, count)
+        ctypes.c_uint16.from_address(y + 2).value ^= 16
+
+    if wrong:
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(place & ~4095), 8192, 3) == 0
+        ctypes.c_void_p.from_address(place).value = ctypes.cast(off, ctypes.c_void_p).value
+    print(ran(model, 2, room=2048))
+
+
+PROGRAMS: dict[str, Callable[..., None]] = {each.__name__: each for each in (text, observed, threads, faulty, cached)}
 
 if __name__ == "__main__":
     PROGRAMS[sys.argv[1]](*sys.argv[2:])
