@@ -136,7 +136,7 @@ class Node:
         if self.op == "RESHAPE":
             row = self.said["memory"] // max(1, prod(sizes[1:]))
             whole = [row, *(row * prod(sizes[1:axis]) for axis in (2, 3))]
-            return prod(sizes) == prod(source["ne"]) and steps[1:] == whole
+            return bool(prod(sizes) == prod(source["ne"]) and steps[1:] == whole)
         return True
 
     def in_memory(self) -> Memory:
