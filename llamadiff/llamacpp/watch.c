@@ -101,7 +101,11 @@ struct params {
     F(bool, ggml_is_contiguous, (const void *)) \
     F(bool, ggml_backend_buffer_is_host, (void *)) \
     F(int, ggml_backend_buffer_get_usage, (void *)) \
-    F(void, ggml_backend_tensor_get, (const void *, void *, size_t, size_t))
+    F(void *, ggml_backend_buffer_get_type, (void *)) \
+    F(void *, ggml_backend_buft_get_device, (void *)) \
+    F(int, ggml_backend_dev_type, (void *)) \
+    F(void, ggml_backend_tensor_get, (const void *, void *, size_t, size_t)) \
+    F(void, ggml_backend_tensor_set, (void *, const void *, size_t, size_t))
 
 struct ggml {
     void * caller;  // the library that called
@@ -436,12 +440,25 @@ static void close_part(struct watch * w) {
     rename(part, w->path);
 }
 
+// Whether a memory of the CPU's keeps what is put there in a form of its own (repacked, AMX), and gives nothing back.
+static bool is_hidden(const struct ggml * g, void * buffer) {
+    if (buffer == NULL || g->ggml_backend_buffer_is_host(buffer) || g->ggml_backend_buffer_get_type == NULL
+        || g->ggml_backend_buft_get_device == NULL || g->ggml_backend_dev_type == NULL) {
+        return false;
+    }
+    void * device = g->ggml_backend_buft_get_device(g->ggml_backend_buffer_get_type(buffer));
+    return device != NULL && g->ggml_backend_dev_type(device) == 0;  // GGML_BACKEND_DEVICE_TYPE_CPU
+}
+
 // A tensor's bytes: its own, or fetched from a device into memory that is to be freed.
 static const void * bytes_of(const struct ggml * g, void * tensor, size_t size, void ** fetched) {
     void * buffer = AT(void *, tensor, buffer);
     *fetched = NULL;
     if (buffer == NULL || g->ggml_backend_buffer_is_host(buffer)) {
         return AT(void *, tensor, data);
+    }
+    if (is_hidden(g, buffer)) {
+        return NULL;
     }
     *fetched = malloc(size);
     if (*fetched != NULL) {
@@ -523,7 +540,7 @@ static void tell_tensor(struct watch * w, void * tensor) {
     }
     memcpy(told + g->at.size, &more, sizeof(more));
     void * buffer = AT(void *, tensor, buffer);
-    const bool host = buffer == NULL || g->ggml_backend_buffer_is_host(buffer);
+    const bool host = buffer == NULL || g->ggml_backend_buffer_is_host(buffer) || is_hidden(g, buffer);
     put(w, (struct chunk) { .kind = TENSOR, .host = host, .size = g->at.size + sizeof(more), .at = (uint64_t) tensor },
         told);
 }
@@ -577,6 +594,9 @@ static uint64_t mixed(uint64_t hash, const void * data, size_t size) {
 static uint64_t sample_of(const struct ggml * g, void * tensor, size_t size) {
     void * buffer = AT(void *, tensor, buffer);
     const bool host = buffer == NULL || g->ggml_backend_buffer_is_host(buffer);
+    if (is_hidden(g, buffer)) {
+        return 0;
+    }
     uint64_t hash = 1469598103934665603ull;
     char some[64];
     const size_t places = 64, step = size > places * sizeof(some) ? size / places : sizeof(some);
@@ -592,7 +612,7 @@ static uint64_t sample_of(const struct ggml * g, void * tensor, size_t size) {
     return hash;
 }
 
-static bool write_weight(const struct ggml * g, void * tensor, size_t size, int id) {
+static bool write_weight(const void * data, size_t size, int id) {
     char path[1100], part[1200];
     snprintf(path, sizeof(path), "%s/weight-%d-%d", folder, (int) getpid(), id);
     snprintf(part, sizeof(part), "%s.part", path);
@@ -600,10 +620,7 @@ static bool write_weight(const struct ggml * g, void * tensor, size_t size, int 
     if (file == NULL) {
         return false;
     }
-    void * fetched;
-    const void * data = bytes_of(g, tensor, size, &fetched);
     const bool written = data != NULL && fwrite(data, 1, size, file) == size;
-    free(fetched);
     if (fclose(file) != 0 || !written || rename(part, path) != 0) {
         unlink(part);
         return false;
@@ -611,30 +628,63 @@ static bool write_weight(const struct ggml * g, void * tensor, size_t size, int 
     return true;
 }
 
+static struct weight as_weight(const struct ggml * g, void * tensor) {
+    const size_t size = g->ggml_nbytes(tensor);
+    const char * name = field(g, tensor, g->at.name);
+    return (struct weight) { .data = AT(void *, tensor, data), .size = size, .sample = sample_of(g, tensor, size),
+                             .name = mixed(7, name, strlen(name)) };
+}
+
+// Where a weight is noted, or is to be; the lock is held.
+static struct weight * place_of(const struct weight * sought) {
+    for (uint64_t i = 0; i < 256; i++) {
+        struct weight * each = &weights[(((uint64_t) sought->data >> 5) * 11400714819323198485ull + i) % MOST_WEIGHTS];
+        if (each->data == NULL || (each->data == sought->data && each->name == sought->name)) {
+            return each;
+        }
+    }
+    return NULL;
+}
+
+static void hand_over(struct weight * place, struct weight sought, const void * data) {
+    if (data == NULL || of(&plan->kept) + sought.size > plan->weights) {
+        return;
+    }
+    sought.id = ++n_weights, sought.owner = (int) getpid();
+    if (write_weight(data, sought.size, sought.id)) {
+        add(&plan->kept, sought.size);
+        *place = sought;
+    }
+}
+
+// What is put into a memory that gives nothing back is handed over before.
+static void keep_weight(struct ggml * g, void * tensor, const void * data, size_t offset, size_t size) {
+    pthread_mutex_lock(&lock);
+    if (is_readable(g) && is_leaf(g, tensor) && is_hidden(g, AT(void *, tensor, buffer)) && offset == 0
+        && size == g->ggml_nbytes(tensor)) {
+        const struct weight sought = as_weight(g, tensor);
+        struct weight * place = place_of(&sought);
+        if (place != NULL) {
+            hand_over(place, sought, data);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 static void tell_weight(struct watch * w, void * tensor) {
     const struct ggml * g = w->g;
     const size_t size = g->ggml_nbytes(tensor);
-    const char * name = field(g, tensor, g->at.name);
-    struct weight sought = { .data = AT(void *, tensor, data), .size = size, .sample = sample_of(g, tensor, size),
-                             .name = mixed(7, name, strlen(name)) };
+    const struct weight sought = as_weight(g, tensor);
     struct chunk said = { .kind = LACKING, .at = (uint64_t) tensor };
     pthread_mutex_lock(&lock);
-    struct weight * found = NULL;
-    for (uint64_t i = 0; i < 256 && found == NULL; i++) {
-        struct weight * each = &weights[(((uint64_t) sought.data >> 5) * 11400714819323198485ull + i) % MOST_WEIGHTS];
-        if (each->data == NULL || (each->data == sought.data && each->name == sought.name)) {
-            found = each;
-        }
-    }
+    struct weight * found = place_of(&sought);
     const bool is_known = found != NULL && found->data != NULL && found->size == size && found->sample == sought.sample;
-    if (found != NULL && !is_known && of(&plan->kept) + size <= plan->weights) {
-        sought.id = ++n_weights, sought.owner = (int) getpid();
-        if (write_weight(g, tensor, size, sought.id)) {
-            add(&plan->kept, size);
-            *found = sought;
-        }
+    if (found != NULL && !is_known) {
+        void * fetched;
+        hand_over(found, sought, bytes_of(g, tensor, size, &fetched));
+        free(fetched);
     }
-    if (found != NULL && found->size == size && found->sample == sought.sample) {
+    if (found != NULL && found->data != NULL && found->size == size && found->sample == sought.sample) {
         said.kind = WEIGHT, said.a = (uint64_t) found->id, said.b = (uint64_t) found->owner;
     }
     pthread_mutex_unlock(&lock);
@@ -932,6 +982,18 @@ EXPORT void ggml_backend_sched_free(void * sched) {
         return;
     }
     g->ggml_backend_sched_free(sched);
+}
+
+EXPORT void ggml_backend_tensor_set(void * tensor, const void * data, size_t offset, size_t size) {
+    struct ggml * g = HERE;
+    if (g->ggml_backend_tensor_set == NULL) {
+        lost("ggml_backend_tensor_set");
+        return;
+    }
+    if (plan != NULL && inside == 0 && g->ggml_backend_buffer_get_type != NULL && judge_lives()) {
+        keep_weight(g, tensor, data, offset, size);
+    }
+    g->ggml_backend_tensor_set(tensor, data, offset, size);
 }
 
 // The ggml that whoever calls from a place means.

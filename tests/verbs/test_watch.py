@@ -73,6 +73,22 @@ def test_every_node_of_a_program_is_judged_and_its_output_is_its_own(kind, small
     assert re.search(r"[12]\.\d\d times as long as unwatched", done.stderr)
 
 
+def has_amx():
+    """Repacked for it, weights end llama.cpp's process (llama_server.py)."""
+    cpu = Path("/proc/cpuinfo")
+    return cpu.is_file() and "amx_tile" in cpu.read_text("utf-8")
+
+
+@pytest.mark.skipif(has_amx(), reason="no repacked weights here: llama.cpp dies of AMX")
+def test_weights_in_a_memory_that_gives_nothing_back(small_model, tmp_path):
+    path, report = small_model("llama", "Q4_0"), tmp_path / "report.json"
+    done = watched("repacked", path, options=("--every", 1, "-o", report))
+    assert (done.returncode, done.stdout) == (0, alone("repacked", path)), done.stderr
+    taps = read(report)["text"]["taps"]
+    assert {tap["verdict"] for tap in taps} == {"match"}
+    assert any(tap["weight_type"] == "Q4_0" and tap["op"] == "MUL_MAT" for tap in taps)
+
+
 def test_with_nothing_watched_it_is_the_same_program(small_model):
     path = small_model("llama", "Q8_0")
     done = watched("text", path, 3, 5, options=("--graphs", "100"))
