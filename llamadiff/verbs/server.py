@@ -54,6 +54,7 @@ EXPLAINS = 0.02  # of the error of the plain run, what a run may leave that has 
 SCALED, SLIGHT = 1e-4, 0.05  # NMSE of rows that are right but for a factor, and the logarithm of one that is near 1
 ROOM = 8.0  # times as much as two ways of rounding differ
 ALIKE = 2.0  # times the NMSE between two right runs: what a third one may be off by
+HALF = 0.5  # of the error of a server's first rows, which a run that explains it leaves less of
 CLEARLY = 0.2  # of it, what a run may leave that is nearest, where rounding leaves as much
 EXACT = 1e-7  # NMSE of rows that are the same but for the order of sums
 TRIALS, SECONDS = 30.0, 45.0  # for runs of llama.cpp; for known bugs
@@ -145,7 +146,11 @@ class _Case:
         self.llama, self.answers, self.how = llama, answers, replace(how, partial=True)
         self.rows = {size: row for size, row in answers.rows.items() if len(row) >= LEAST}
         self.seen = words.shown(answers.most, len(self.rows), len(answers.tokens))
-        self.until = time.perf_counter() + (how.explain or TRIALS)
+
+    @cached_property
+    def _until(self) -> float:
+        """When trials end, from the first one on."""
+        return time.perf_counter() + (self.how.explain or TRIALS)
 
     def judged(self) -> Comparison:
         """The verdict, and why."""
@@ -251,7 +256,7 @@ class _Case:
     def _best(self, trials: Iterable[tuple[Found, float]], plain: float) -> Found | None:
         """The first that leaves next to nothing of an error; else the one that leaves least, if that is rounding."""
         best, least = None, math.inf
-        for found, left in takewhile(lambda _: time.perf_counter() < self.until, trials):
+        for found, left in takewhile(lambda _: time.perf_counter() < self._until, trials):
             if left <= max(EXPLAINS * plain, EXACT):
                 return found
             if left < least:
@@ -298,12 +303,21 @@ class _Case:
         found = self._scaled() or self._other_settings(SETTINGS[USUAL:]) or self._other_rope()
         return found or self._dropped() or self._other_file() or self._other_types()
 
+    def _left(self, spec: str, other: Path | None = None) -> float:
+        """The NMSE that such a run leaves; without end where a run of the first tokens shows that it is not the one."""
+        rows = {} if spec in SETTINGS[:USUAL] else dict(sorted(self.rows.items())[: len(self.rows) // 4])
+        plain = _apart(rows, self._plain) if rows else 0.0
+        tokens = self.answers.tokens
+        if plain > self._noise and _apart(rows, self.llama.logits(tokens[: max(rows)], spec, other)) > HALF * plain:
+            return math.inf
+        return _apart(self.rows, self.llama.logits(tokens, spec, other))
+
     def _other_settings(self, specs: Sequence[str]) -> Found | None:
         def trials() -> Iterator[tuple[Found, float]]:
             for spec in specs:
                 self.how.progress(f"trying llama.cpp with {spec}")
                 with suppress(UserError):  # heads may be too small for a cache's blocks
-                    yield words.with_settings(spec), _apart(self.rows, self.llama.logits(self.answers.tokens, spec))
+                    yield words.with_settings(spec), self._left(spec)
 
         return self._best(trials(), self._off)
 
@@ -318,9 +332,8 @@ class _Case:
                 for value in values:
                     self.how.progress(f"trying llama.cpp with {name}={value:g}")
                     with suppress(UserError):
-                        logits = self.llama.logits(self.answers.tokens, f"{name}={value!r}")
                         own = base if name == "rope_base" else 1 / factor
-                        yield words.other_rope(name, value, own), _apart(self.rows, logits)
+                        yield words.other_rope(name, value, own), self._left(f"{name}={value!r}")
 
         return self._best(trials(), self._off)
 
@@ -366,7 +379,7 @@ class _Case:
                 found = words.of_another_file(path.name, self.llama.file.path.name)
                 for spec in ("", *SETTINGS[:2]):
                     with suppress(UserError):
-                        yield found, _apart(self.rows, self.llama.logits(self.answers.tokens, spec, path))
+                        yield found, self._left(spec, path)
 
         return self._best(trials(), self._off)
 
