@@ -23,6 +23,12 @@ _NODES = tuple((part, re.compile(pattern)) for part, pattern in (  # by what it 
     ("encoder", r"(mel|embd_conv)\b"),
     ("cross-attention", r"embd_enc\b"),
     ("decoder", r"(KQ_mask|position)\b"),
+    ("upscaler", r"ggml_runner_cut:esrgan\b"),
+    ("UNet", r"ggml_runner_cut:unet\b"),
+    ("VAE", r"(ggml_runner_cut:(wan_)?vae\b|bench-(start|end)$)"),
+    ("text encoder", r"ggml_runner_cut:(clip_text|t5|llm\.text)\b"),
+    ("vision", r"ggml_runner_cut:(clip_vision|llm\.vision)\b"),
+    ("diffusion transformer", r"ggml_runner_cut:"),
 ))  # fmt: skip
 OTHER = "graph"
 

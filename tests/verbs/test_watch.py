@@ -338,6 +338,14 @@ def test_a_signal_is_the_programs(number, small_model, tmp_path):
     (["leaf_7"], ["node_0", "mel"], "encoder"),
     (["leaf_7"], ["node_0", "KQ_mask"], "decoder"),
     ([], ["cache_k_l0 (view)"], "cache"),
+    ([], ["node_0", "ggml_runner_cut:esrgan.prelude|feat"], "upscaler"),
+    ([], ["node_0", "ggml_runner_cut:unet.middle_block|h"], "UNet"),
+    ([], ["node_0", "ggml_runner_cut:wan_vae.decode.prelude|x"], "VAE"),
+    ([], ["bench-start", "node_1", "bench-end"], "VAE"),
+    ([], ["ggml_runner_cut:clip_text.prelude|x"], "text encoder"),
+    ([], ["ggml_runner_cut:llm.text.layers.0|x"], "text encoder"),
+    ([], ["ggml_runner_cut:clip_vision.prelude|x"], "vision"),
+    ([], ["ggml_runner_cut:flux.double_blocks.0|img"], "diffusion transformer"),
     ([], ["node_0"], "graph"),
 ])  # fmt: skip
 def test_parts_of_models(weights, nodes, part):

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from pathlib import Path
+from collections import Counter
 
 import llama_server
 import pytest
+from models.upscaler_model import write_upscaler
 from models.whisper_model import write_whisper
 from optional import lacks, needs
 from places import ROOT
@@ -19,7 +20,9 @@ from places import ROOT
 from llamadiff.llamacpp.shipped import shipped_model
 
 pytestmark = [needs("cc"), pytest.mark.slow]
-ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": f"{ROOT}:{ROOT / 'reference'}"}
+PLACES = [str(ROOT), str(ROOT / "reference"), *filter(None, [os.environ.get("PYTHONPATH")])]
+ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": os.pathsep.join(PLACES)}
+DIFFUSION = "stable-diffusion-cpp-python"
 
 WHISPER = """
 import sys
@@ -32,11 +35,43 @@ sound = 0.3 * np.sin(2 * np.pi * 440 * np.arange(32000) / 16000) + 0.05 * noise
 print([segment.text for segment in model.transcribe(sound.astype(np.float32))])
 """
 
+UPSCALER = """
+import hashlib, os, sys
+import numpy as np
+from PIL import Image
+from stable_diffusion_cpp import StableDiffusion
+said = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # how fast weights are read is printed, too
+noise = np.random.default_rng(0).integers(0, 256, (12, 20, 3), np.uint8)
+program = StableDiffusion(upscaler_path=sys.argv[1], n_threads=2, diffusion_conv_direct=sys.argv[2] == "direct")
+for image in program.upscale(Image.fromarray(noise)):
+    print(image.size, hashlib.sha256(image.tobytes()).hexdigest(), file=said)
+"""
+
 
 def output(*words):
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def watched(tmp_path, *program):
+    """A report of every graph of a program's, whose output is what it is unwatched."""
+    report = tmp_path / "report.json"
+    watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "-o", report, "--"]
+    assert output(*watch, *program) == output(*program)
+    return json.loads(report.read_text("utf-8"))
+
+
+def watched_python(tmp_path, text, *words):
+    """The same of a program in Python."""
+    script = tmp_path / "program.py"
+    script.write_text(text, encoding="utf-8")
+    return watched(tmp_path, sys.executable, script, *words)
+
+
+def verdicts(found):
+    return Counter(tap["verdict"] for graph in found.values() for tap in graph["taps"])
 
 
 def answers(address, clients):
@@ -81,13 +116,17 @@ def test_a_server_at_work(tmp_path):
 @pytest.mark.skipif(lacks("pywhispercpp"), reason="no pywhispercpp here: pip install pywhispercpp")
 def test_whisper(tmp_path):
     """Its encoder, the keys and values of what that gives, and its decoder; in ggml its weights have no names."""
-    model, script, report = write_whisper(tmp_path / "w.bin"), tmp_path / "program.py", tmp_path / "report.json"
-    script.write_text(WHISPER, encoding="utf-8")
-    program = [sys.executable, script, model]
-    watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "-o", report, "--"]
-    assert output(*watch, *program) == output(*program)
-    found = json.loads(Path(report).read_text("utf-8"))
+    found = watched_python(tmp_path, WHISPER, write_whisper(tmp_path / "w.bin"))
     assert {name.partition(" ")[0] for name in found} == {"encoder", "graph", "decoder"}
-    verdicts = [tap["verdict"] for graph in found.values() for tap in graph["taps"]]
-    assert set(verdicts) == {"match"}
-    assert len(verdicts) > 250
+    assert set(verdicts(found)) == {"match"}
+    assert verdicts(found).total() > 250
+
+
+@pytest.mark.skipif(lacks("stable_diffusion_cpp"), reason="no stable-diffusion.cpp here: pip install " + DIFFUSION)
+@pytest.mark.parametrize(("way", "op", "nodes"), [("direct", "CONV_2D", 101), ("by products", "IM2COL", 227)])
+def test_an_upscaler(way, op, nodes, tmp_path):
+    """Convolutions by ggml's own kernel, or as products; its weights have no names in ggml."""
+    found = watched_python(tmp_path, UPSCALER, write_upscaler(tmp_path / "u.safetensors"), way)
+    assert [*found] == ["upscaler"]
+    assert verdicts(found) == {"match": nodes}
+    assert sum(tap["op"] == op for tap in found["upscaler"]["taps"]) == 21
