@@ -169,3 +169,29 @@ def test_a_picture(projector, attention, tmp_path):
     assert {*found} == {"vision", "text"}
     assert set(verdicts(found)) == {"match"}
     assert {tap["op"] for tap in found["vision"]["taps"]} >= {"IM2COL", "NORM", "GELU", "MUL_MAT"}
+
+
+def embedded(*program):
+    """What llama-embedding prints: a part of it may be lost when it ends, and then it is asked again."""
+    for _ in range(30):
+        try:
+            return json.loads(output(*program))
+        except json.JSONDecodeError:
+            continue
+    return pytest.fail("never printed all of it")
+
+
+@pytest.mark.parametrize(("pooling", "op"), [("mean", "MUL_MAT"), ("last", "GET_ROWS")])
+def test_an_embedding(pooling, op, tmp_path):
+    """llama-embedding's graph gives no logits: its last node is the pooling."""
+    report = tmp_path / "report.json"
+    program = [
+        llama_server.binary("llama-embedding"), "--model", shipped_model(quantized=True), "--prompt", "once upon",
+        "--pooling", pooling, "-t", "2", "--embd-output-format", "json", "--no-warmup", *llama_server.unpacked(),
+    ]  # fmt: skip
+    watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "-o", report, "--"]
+    assert embedded(*watch, *program) == embedded(*program)
+    found = json.loads(report.read_text("utf-8"))
+    assert [*found] == ["text"]
+    assert set(verdicts(found)) == {"match"}
+    assert found["text"]["taps"][-1]["op"] == op
