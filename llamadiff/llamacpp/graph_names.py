@@ -30,17 +30,18 @@ _NODES = tuple((part, re.compile(pattern)) for part, pattern in (  # by what it 
     ("vision", r"ggml_runner_cut:(clip_vision|llm\.vision)\b"),
     ("diffusion transformer", r"ggml_runner_cut:"),
 ))  # fmt: skip
-OTHER = "graph"
+OTHER, CACHE = "graph", "cache"
 
 
-def part_of(weights: Collection[str], nodes: Iterable[str]) -> str:
-    """The part of a model with these weights and nodes."""
+def part_of(weights: Collection[str], nodes: Iterable[str], fills: bool = False) -> str:
+    """The part of a model with these weights and nodes; ``fills``: all that comes of it is copied into a memory."""
     counts = [(sum(bool(form.match(name)) for name in weights), part) for part, form in _PARTS]
     most, part = max(counts, key=lambda count: count[0])
     if most:
         return part
     known = [*nodes]
-    return next((part for part, form in _NODES if any(map(form.match, known))), OTHER)
+    other = CACHE if fills else OTHER
+    return next((part for part, form in _NODES if any(map(form.match, known))), other)
 
 
 class GraphNames:
@@ -50,9 +51,11 @@ class GraphNames:
         self._models: dict[Hashable, str] = {}  # weight -> what graphs that read it are called
         self._counts = dict[str, int]()
 
-    def name(self, read: Collection[Hashable], weights: Collection[str], nodes: Iterable[str]) -> str:
+    def name(
+        self, read: Collection[Hashable], weights: Collection[str], nodes: Iterable[str], fills: bool = False
+    ) -> str:
         """What a graph is called that has ``read`` these weights, of these names."""
-        part = part_of(weights, nodes)
+        part = part_of(weights, nodes, fills)
         known = next((name for key in read if (name := self._models.get((part, key)))), None)
         if known is None:
             number = self._counts[part] = self._counts.get(part, 0) + 1 if read else 1

@@ -121,7 +121,13 @@ class WatchedGraph:
         self._pending: Node | None = None
         self.read: dict[str, str] = {}  # weights: the names here, and the program's
         self.nodes: list[str] = []
+        self._unread = dict[int, str]()  # results that no node has read yet: where they are, and of which op
         self.is_whole = self.on_device = False
+
+    @property
+    def fills(self) -> bool:
+        """Whether all that comes of it is copied into a memory that was there."""
+        return {*self._unread.values()} == {"CPY"}
 
     @property
     def checks(self) -> list[NodeCheck]:
@@ -176,6 +182,9 @@ class WatchedGraph:
     def _begin(self, at: int) -> None:
         node = self._node(at)
         self.nodes += [node.name, *(source.name for source in node.sources)]
+        for source in self._tensors[at]["sources"]:
+            self._unread.pop(source, None)
+        self._unread[at] = node.op
         if any(source.address in self._lacking for source in node.sources):
             self.checker.pass_over(node, TOO_MANY)
             self._pending = None

@@ -256,7 +256,7 @@ class _Judge:
             del self._begun[key]
             self.graphs += 1
             if graph.checks:
-                name = self._names.name(graph.read, [*graph.read.values()], graph.nodes)
+                name = self._names.name(graph.read, [*graph.read.values()], graph.nodes, graph.fills)
                 self.tell(JudgedGraph(name, head, graph.checks, ggml))
 
 

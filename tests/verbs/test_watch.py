@@ -352,6 +352,11 @@ def test_parts_of_models(weights, nodes, part):
     assert part_of(weights, nodes) == part
 
 
+def test_a_graph_that_only_fills_a_memory_is_a_cache():
+    assert part_of(["leaf_0"], ["node_0"], fills=True) == "cache"
+    assert part_of(["leaf_0"], ["node_0", "KQ_mask"], fills=True) == "decoder"
+
+
 def test_a_second_model_has_a_number():
     names = GraphNames()
     assert names.name(["a"], ["blk.0.x"], []) == "text"

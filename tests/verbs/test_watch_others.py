@@ -119,7 +119,7 @@ def test_a_server_at_work(tmp_path):
 def test_whisper(tmp_path):
     """Its encoder, the keys and values of what that gives, and its decoder; in ggml its weights have no names."""
     found = watched_python(tmp_path, WHISPER, write_whisper(tmp_path / "w.bin"))
-    assert {name.partition(" ")[0] for name in found} == {"encoder", "graph", "decoder"}
+    assert {name.partition(" ")[0] for name in found} == {"encoder", "cache", "decoder"}
     assert set(verdicts(found)) == {"match"}
     assert verdicts(found).total() > 250
 
