@@ -12,6 +12,7 @@ from collections import Counter
 
 import llama_server
 import pytest
+from models.diffusion_model import write_diffusion
 from models.small import EMBD
 from models.upscaler_model import write_upscaler
 from models.vision_model import PROJECTORS, write_picture, write_vision
@@ -50,26 +51,55 @@ for image in program.upscale(Image.fromarray(noise)):
     print(image.size, hashlib.sha256(image.tobytes()).hexdigest(), file=said)
 """
 
+DRAWING = """
+import ctypes, hashlib, os, sys
+from pathlib import Path
+from stable_diffusion_cpp import StableDiffusion
+said = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+program = StableDiffusion(model_path=sys.argv[1], n_threads=2, vae_decode_only=True,
+                          diffusion_flash_attn=sys.argv[2] == "flash")
 
-def output(*words):
+FROM_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+@FROM_FLOAT
+def off(x, y, count):
+    right(x, y, count)
+    ctypes.c_uint16.from_address(y).value ^= 16  # the scale of the first block
+
+if sys.argv[2] == "wrong":  # activations are rounded to Q8_0 a little off
+    words = Path("/proc/self/maps").read_text("utf-8").split()
+    library = next(word for name in ("/libggml-cpu", "/libstable-diffusion") for word in words if name in word)
+    cpu = ctypes.CDLL(library)
+    cpu.ggml_get_type_traits_cpu.restype = ctypes.POINTER(ctypes.c_void_p)
+    place = ctypes.addressof(cpu.ggml_get_type_traits_cpu(8).contents)
+    right = FROM_FLOAT(ctypes.c_void_p.from_address(place).value)
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(place & ~4095), 8192, 3) == 0
+    ctypes.c_void_p.from_address(place).value = ctypes.cast(off, ctypes.c_void_p).value
+
+for image in program.generate_image(prompt="a cat", width=64, height=64, sample_steps=2, cfg_scale=1.0, seed=1):
+    print(image.size, hashlib.sha256(image.tobytes()).hexdigest(), file=said)
+"""
+
+
+def output(*words, code=0):
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == code, done.stderr[-3000:]
     return done.stdout
 
 
-def watched(tmp_path, *program):
-    """A report of every graph of a program's, whose output is what it is unwatched."""
+def watched(tmp_path, *program, code=0):
+    """A report of every graph of a program's, whose output is what it is unwatched; ``code``: 1 if one is wrong."""
     report = tmp_path / "report.json"
     watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "-o", report, "--"]
-    assert output(*watch, *program) == output(*program)
+    assert output(*watch, *program, code=code) == output(*program)
     return json.loads(report.read_text("utf-8"))
 
 
-def watched_python(tmp_path, text, *words):
+def watched_python(tmp_path, text, *words, code=0):
     """The same of a program in Python."""
     script = tmp_path / "program.py"
     script.write_text(text, encoding="utf-8")
-    return watched(tmp_path, sys.executable, script, *words)
+    return watched(tmp_path, sys.executable, script, *words, code=code)
 
 
 def verdicts(found):
@@ -132,6 +162,20 @@ def test_an_upscaler(way, op, nodes, tmp_path):
     assert [*found] == ["upscaler"]
     assert verdicts(found) == {"match": nodes}
     assert sum(tap["op"] == op for tap in found["upscaler"]["taps"]) == 21
+
+
+@pytest.mark.skipif(lacks("stable_diffusion_cpp"), reason="no stable-diffusion.cpp here: pip install " + DIFFUSION)
+@pytest.mark.parametrize("way", ["plain", "flash", "wrong"])
+def test_a_drawing(way, tmp_path):
+    """A prompt is read, an image drawn in two steps, and decoded: 1,364 nodes, or more with flash attention."""
+    is_wrong = way == "wrong"
+    found = watched_python(tmp_path, DRAWING, write_diffusion(tmp_path / "d.gguf"), way, code=int(is_wrong))
+    assert {*found} == {"text encoder", "diffusion transformer", "VAE"}
+    assert verdicts(found).total() > 1300
+    wrong = {(name, tap["op"]) for name, graph in found.items() for tap in graph["taps"] if tap["verdict"] == "wrong"}
+    products = {("text encoder", "MUL_MAT"), ("diffusion transformer", "MUL_MAT")}
+    assert wrong == (products if is_wrong else set())
+    assert set(verdicts(found)) == ({"match", "wrong"} if is_wrong else {"match"})
 
 
 def chatted(program, lines):
