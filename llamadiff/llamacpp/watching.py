@@ -102,7 +102,7 @@ class Watched:
 
     @property
     def slower(self) -> float:
-        """How many times slower the program was, by what watching took of its time."""
+        """How many times slower the program was, at least: by what writing and waiting took of its time."""
         return self.seconds / max(self.seconds - self.added, self.seconds / 1000) if self.seconds else 1.0
 
 

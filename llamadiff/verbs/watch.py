@@ -119,7 +119,7 @@ def _said(found: Watched, kinds: dict[str, _Kind]) -> list[str]:
     if found.large:
         said.append(f"{found.large} nodes were too large to be looked at (--max-node)")
     said += [f"{Path(ggml.path).name}: its tensors cannot be read: {ggml.refused}" for ggml in found.refused]
-    said.append(f"the program ran for {found.seconds:.1f} s, {found.slower:.2f} times as long as unwatched")
+    said.append(f"the program ran for {found.seconds:.1f} s, at least {found.slower:.2f} times as long as unwatched")
     return said
 
 
