@@ -7,6 +7,7 @@ import hashlib
 import sys
 import threading
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,19 @@ def loaded(path: str, repacked: bool = False) -> Any:
 
 
 def ran(model: Any, steps: int, observe: Any = None, room: int = 256) -> str:
-    """A prompt and decode steps: a hash of all logits."""
+    """A prompt and decode steps: a hash of all logits. Where there is no more room, what was decoded is forgotten."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx, params.n_threads, params.n_threads_batch = room, 1, 1
     if observe is not None:
         params.cb_eval = ctypes.cast(observe, type(params.cb_eval))
     context, digest = llama_cpp.llama_init_from_model(model, params), hashlib.sha256()
     vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-    for tokens in (TOKENS, *((7 + step,) for step in range(steps))):
+    used = 0
+    for tokens in chain((TOKENS,), ((7 + step % 64,) for step in range(steps))):
+        if used + len(tokens) > room:
+            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+            used = 0
+        used += len(tokens)
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         assert llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(array, len(tokens))) == 0
         digest.update(ctypes.string_at(llama_cpp.llama_get_logits_ith(context, -1), 4 * vocabulary))
