@@ -20,20 +20,9 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.libraries import Loaded
 
 PATIENCE = 60.0  # seconds
-FIELDS = (
-    "type",
-    "buffer",
-    "ne",
-    "nb",
-    "op",
-    "op_params",
-    "flags",
-    "src",
-    "view_src",
-    "view_offs",
-    "data",
-    "name",
-)  # fmt: skip - as watch.c reads them
+FIELDS = (  # as watch.c reads them
+    "type", "buffer", "ne", "nb", "op", "op_params", "flags", "src", "view_src", "view_offs", "data", "name",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

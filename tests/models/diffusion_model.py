@@ -40,7 +40,8 @@ def write_diffusion(path: Path, seed: int = 1) -> Path:
     return path
 
 
-def _affine(name: str, *shape: int) -> Shapes:
+def affine(name: str, *shape: int) -> Shapes:
+    """A matrix and its bias."""
     yield f"{name}.weight", shape
     yield f"{name}.bias", shape[:1]
 
@@ -52,36 +53,36 @@ def _reader() -> Shapes:
     yield f"{model}.embeddings.position_embedding.weight", (POSITIONS, CLIP)
     for layer in (f"{model}.encoder.layers.{number}" for number in range(CLIP_LAYERS)):
         for word in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            yield from _affine(f"{layer}.self_attn.{word}", CLIP, CLIP)
-        yield from _affine(f"{layer}.mlp.fc1", CLIP_FF, CLIP)
-        yield from _affine(f"{layer}.mlp.fc2", CLIP, CLIP_FF)
+            yield from affine(f"{layer}.self_attn.{word}", CLIP, CLIP)
+        yield from affine(f"{layer}.mlp.fc1", CLIP_FF, CLIP)
+        yield from affine(f"{layer}.mlp.fc2", CLIP, CLIP_FF)
         for word in ("layer_norm1", "layer_norm2"):
-            yield from _affine(f"{layer}.{word}", CLIP)
-    yield from _affine(f"{model}.final_layer_norm", CLIP)
+            yield from affine(f"{layer}.{word}", CLIP)
+    yield from affine(f"{model}.final_layer_norm", CLIP)
 
 
 def _transformer() -> Shapes:
     """src/flux.hpp: a block of two streams, and one of a single one."""
     model = "model.diffusion_model"
-    yield from _affine(f"{model}.img_in", STATE, PATCH)
-    yield from _affine(f"{model}.txt_in", STATE, T5)
+    yield from affine(f"{model}.img_in", STATE, PATCH)
+    yield from affine(f"{model}.txt_in", STATE, T5)
     for name, size in (("time_in", TIMES), ("vector_in", CLIP)):
-        yield from _affine(f"{model}.{name}.in_layer", STATE, size)
-        yield from _affine(f"{model}.{name}.out_layer", STATE, STATE)
+        yield from affine(f"{model}.{name}.in_layer", STATE, size)
+        yield from affine(f"{model}.{name}.out_layer", STATE, STATE)
     for stream in (f"{model}.double_blocks.0.{name}" for name in ("img", "txt")):
-        yield from _affine(f"{stream}_mod.lin", 6 * STATE, STATE)
-        yield from _affine(f"{stream}_attn.qkv", 3 * STATE, STATE)
-        yield from _affine(f"{stream}_attn.proj", STATE, STATE)
+        yield from affine(f"{stream}_mod.lin", 6 * STATE, STATE)
+        yield from affine(f"{stream}_attn.qkv", 3 * STATE, STATE)
+        yield from affine(f"{stream}_attn.proj", STATE, STATE)
         yield from _scales(f"{stream}_attn.norm")
-        yield from _affine(f"{stream}_mlp.0", 4 * STATE, STATE)
-        yield from _affine(f"{stream}_mlp.2", STATE, 4 * STATE)
+        yield from affine(f"{stream}_mlp.0", 4 * STATE, STATE)
+        yield from affine(f"{stream}_mlp.2", STATE, 4 * STATE)
     single = f"{model}.single_blocks.0"
-    yield from _affine(f"{single}.linear1", 7 * STATE, STATE)
-    yield from _affine(f"{single}.linear2", STATE, 5 * STATE)
-    yield from _affine(f"{single}.modulation.lin", 3 * STATE, STATE)
+    yield from affine(f"{single}.linear1", 7 * STATE, STATE)
+    yield from affine(f"{single}.linear2", STATE, 5 * STATE)
+    yield from affine(f"{single}.modulation.lin", 3 * STATE, STATE)
     yield from _scales(f"{single}.norm")
-    yield from _affine(f"{model}.final_layer.linear", PATCH, STATE)
-    yield from _affine(f"{model}.final_layer.adaLN_modulation.1", 2 * STATE, STATE)
+    yield from affine(f"{model}.final_layer.linear", PATCH, STATE)
+    yield from affine(f"{model}.final_layer.adaLN_modulation.1", 2 * STATE, STATE)
 
 
 def _scales(name: str) -> Shapes:
@@ -92,26 +93,26 @@ def _scales(name: str) -> Shapes:
 def _decoder() -> Shapes:
     """src/auto_encoder_kl.hpp, with a quarter of the usual channels."""
     model, width = "first_stage_model.decoder", CHANNELS[-1]
-    yield from _affine(f"{model}.conv_in", width, LATENT, 3, 3)
+    yield from affine(f"{model}.conv_in", width, LATENT, 3, 3)
     for name in ("block_1", "block_2"):
         yield from _residual(f"{model}.mid.{name}", width, width)
-    yield from _affine(f"{model}.mid.attn_1.norm", width)
+    yield from affine(f"{model}.mid.attn_1.norm", width)
     for name in ("q", "k", "v", "proj_out"):
-        yield from _affine(f"{model}.mid.attn_1.{name}", width, width, 1, 1)
+        yield from affine(f"{model}.mid.attn_1.{name}", width, width, 1, 1)
     for level, out in reversed([*enumerate(CHANNELS)]):
         for number in range(3):
             yield from _residual(f"{model}.up.{level}.block.{number}", width if number == 0 else out, out)
         width = out
         if level:
-            yield from _affine(f"{model}.up.{level}.upsample.conv", out, out, 3, 3)
-    yield from _affine(f"{model}.norm_out", width)
-    yield from _affine(f"{model}.conv_out", 3, width, 3, 3)
+            yield from affine(f"{model}.up.{level}.upsample.conv", out, out, 3, 3)
+    yield from affine(f"{model}.norm_out", width)
+    yield from affine(f"{model}.conv_out", 3, width, 3, 3)
 
 
 def _residual(name: str, into: int, out: int) -> Shapes:
-    yield from _affine(f"{name}.norm1", into)
-    yield from _affine(f"{name}.conv1", out, into, 3, 3)
-    yield from _affine(f"{name}.norm2", out)
-    yield from _affine(f"{name}.conv2", out, out, 3, 3)
+    yield from affine(f"{name}.norm1", into)
+    yield from affine(f"{name}.conv1", out, into, 3, 3)
+    yield from affine(f"{name}.norm2", out)
+    yield from affine(f"{name}.conv2", out, out, 3, 3)
     if into != out:
-        yield from _affine(f"{name}.nin_shortcut", out, into, 1, 1)
+        yield from affine(f"{name}.nin_shortcut", out, into, 1, 1)

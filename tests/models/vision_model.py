@@ -10,6 +10,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from models.diffusion_model import affine
+
 STATE, HEADS, LAYERS, WIDE, PATCH, IMAGE = 64, 2, 2, 128, 14, 56  # a picture of 4 x 4 patches
 
 
@@ -48,23 +50,18 @@ def tensors(projector: str, embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "v.position_embd.weight", ((IMAGE // PATCH) ** 2, STATE)
     for block in (f"v.blk.{layer}" for layer in range(LAYERS)):
         for word in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            yield from _affine(f"{block}.{word}", STATE, STATE)
-        yield from _affine(f"{block}.ffn_up", WIDE, STATE)
-        yield from _affine(f"{block}.ffn_down", STATE, WIDE)
+            yield from affine(f"{block}.{word}", STATE, STATE)
+        yield from affine(f"{block}.ffn_up", WIDE, STATE)
+        yield from affine(f"{block}.ffn_down", STATE, WIDE)
         for word in ("ln1", "ln2"):
-            yield from _affine(f"{block}.{word}", STATE)
-    yield from _affine("v.post_ln", STATE)
+            yield from affine(f"{block}.{word}", STATE)
+    yield from affine("v.post_ln", STATE)
     yield from PROJECTORS[projector](embd)
 
 
-def _affine(name: str, *shape: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", shape
-    yield f"{name}.bias", shape[:1]
-
-
 def _mlp(embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield from _affine("mm.0", embd, STATE)
-    yield from _affine("mm.2", embd, embd)
+    yield from affine("mm.0", embd, STATE)
+    yield from affine("mm.2", embd, embd)
 
 
 def _gemma3(embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -100,17 +100,17 @@ def _is_said(checkout: Path, number: int, bug: Bug | None, models: dict[str, Pat
     op, options = (bug.op, bug.options) if bug is not None else ("", ())
     model = models.get(op, shipped_model(quantized=True))
     words = ["backend", model, "--tokens", TOKENS, *options, "--keep", kept, "-o", "json:-", "--llama-cpp", checkout]
-    report = json.loads(_run(wrong_build, *words).stdout)
+    report = json.loads(run(wrong_build, *words).stdout)
     ops = sorted({tap["op"] for tap in report["taps"] if tap["verdict"] == "wrong"})
     saved = [path for path in sorted(kept.glob("*.safetensors")) if load(path)[0].name == op][:1]
     builds = (wrong_build, dict(os.environ))
-    codes = [_run(build, "replay", *saved, "--llama-cpp", checkout).returncode for build in builds if saved]
+    codes = [run(build, "replay", *saved, "--llama-cpp", checkout).returncode for build in builds if saved]
     right = (ops, codes) == (([op], [1, 0]) if bug is not None else ([], []))
     print(f"{'ok ' if right else 'BAD'} {bug.about if bug else 'no bug'}: {ops} {codes}\n      {report['headline']}")
     return right
 
 
-def _run(environment: dict[str, str], *words: object) -> subprocess.CompletedProcess[str]:
+def run(environment: dict[str, str], *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "llamadiff", *map(str, words)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, encoding="utf-8")
 

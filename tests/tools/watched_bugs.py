@@ -16,6 +16,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tools.kernel_bugs import run
+
 OPS = Path("ggml/src/ggml-cpu/ops.cpp")
 HELPER = """
 #include <stdlib.h>
@@ -95,21 +98,16 @@ def check(checkout: Path, libraries: Path) -> bool:
 def _is_found(ops: Path, number: int, folder: Path) -> bool:
     kept, node = folder / f"kept{number}", BUGS[number - 1].node if number else ""
     environment = {**os.environ, "LLAMADIFF_BUG": str(number)}
-    done = _run(environment, "watch", "--keep", kept, "-o", "json:-", "--", ops)
+    done = run(environment, "watch", "--keep", kept, "-o", "json:-", "--", ops)
     (report,) = json.loads(done.stdout).values()
     verdicts = {tap["tap"]: tap["verdict"] for tap in report["taps"]}
     wrong = [name for name, verdict in verdicts.items() if verdict == "wrong"]
     saved = sorted(kept.glob("*.safetensors"))
-    again = _run(dict(os.environ), "replay", *saved).returncode if saved else 0
+    again = run(dict(os.environ), "replay", *saved).returncode if saved else 0
     right = (wrong, done.returncode, len(saved), again) == (([node], 1, 1, 0) if number else ([], 0, 0, 0))
     said = f"wrong {wrong}, exit {done.returncode}, saved {len(saved)}, replayed {again}; {len(verdicts)} nodes"
     print(f"{'ok ' if right else 'BAD'} {node or 'no bug'}: {said}", flush=True)
     return right
-
-
-def _run(environment: dict[str, str], *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llamadiff", *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, encoding="utf-8")
 
 
 if __name__ == "__main__":
