@@ -200,10 +200,21 @@ def test_no_prompt_is_too_long_for_the_room_before_the_taps(recorded, tmp_path, 
         trace.wait()
 
 
-def test_whoever_waits_for_a_run_that_dies_is_told(recorded, tmp_path):
+def test_whoever_waits_for_a_run_that_dies_is_told(recorded, tmp_path, monkeypatch):
+    """In a run that nobody reads to its end while it lives, so that it does not get there."""
     path, _ = recorded
+    right, dead = TapReader._tap, Future()
+
+    def waits(self, answer, data):
+        if answer["tap"] == "l_out-1":
+            dead.result(60)
+        right(self, answer, data)
+
+    monkeypatch.setattr(TapReader, "_tap", waits)
     with Child() as child, coming(request(path, LONG, tmp_path), silent, child) as trace:
         child._process.kill()
+        child._process.wait()
+        dead.set_result(None)
         for wait in (trace.wait, lambda: trace["result_output"], lambda: "result_output" in trace):
             with pytest.raises(UserError, match=r"llama\.cpp's process was killed by signal 9"):
                 wait()

@@ -178,9 +178,9 @@ def test_a_drawing(way, tmp_path):
     assert set(verdicts(found)) == ({"match", "wrong"} if is_wrong else {"match"})
 
 
-def chatted(program, lines):
+def chatted(program, lines, environment=ENVIRONMENT):
     """What a program says to lines, each written when it asks for it: what it says last is lost when it ends."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": ENVIRONMENT}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
     with subprocess.Popen([*map(str, program)], **pipes) as running:
         said = b""
         for line in (*lines, b""):

@@ -106,6 +106,12 @@ def killed(process: int, number: int) -> None:
     raise PermissionError(f"{process}: would be ended, not sent {number}")
 
 
+def nobody_s(path: Any) -> os.stat_result:
+    """os.lstat: Windows knows no number of a file's owner."""
+    mode, inode, device, links, _, _, *more = os.lstat(path)
+    return os.stat_result((mode, inode, device, links, 0, 0, *more))
+
+
 def waited(*_: Any) -> None:
     """select.select: of sockets alone."""
     raise OSError(10038, "An operation was attempted on something that is not a socket")
@@ -151,7 +157,8 @@ def elsewhere(system: str) -> dict[str, ModuleType]:
     for name in ("unlink", "remove", "replace", "rename"):
         setattr(os, name, held(getattr(os, name)))
     return seen | {
-        "os": Seen(os, names[os], name="nt", open=opened, O_BINARY=BINARY, kill=killed, add_dll_directory=str),
+        "os": Seen(os, names[os], name="nt", open=opened, O_BINARY=BINARY, kill=killed, lstat=nobody_s,
+                   add_dll_directory=str),
         "signal": Seen(signal, names[signal], SIGBREAK=21, CTRL_C_EVENT=0, CTRL_BREAK_EVENT=1),
         "mmap": Seen(mmap, names[mmap]),
         "select": Seen(select, names[select], select=waited),
