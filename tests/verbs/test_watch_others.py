@@ -19,6 +19,8 @@ from models.vision_model import PROJECTORS, write_picture, write_vision
 from models.whisper_model import write_whisper
 from optional import lacks, needs
 from places import ROOT
+from tools.backends import PARTS
+from tools.parts import MissingPartError
 
 from llamadiff.llamacpp.shipped import shipped_model
 
@@ -106,12 +108,12 @@ def verdicts(found):
     return Counter(tap["verdict"] for graph in found.values() for tap in graph["taps"])
 
 
-def answers(address, clients):
-    """What a server says to 200 requests of so many clients, by their number."""
+def answers(address, clients, requests=200):
+    """What a server says to requests of so many clients, by their number."""
     found = dict[int, str]()
 
     def ask(client):
-        for number in range(client, 200, clients):
+        for number in range(client, requests, clients):
             words = {"prompt": "once upon a time " * (1 + number % 12), "n_predict": 8, "temperature": 0}
             request = urllib.request.Request(
                 f"{address}/completion", json.dumps(words | {"cache_prompt": False}).encode(),
@@ -178,9 +180,9 @@ def test_a_drawing(way, tmp_path):
     assert set(verdicts(found)) == ({"match", "wrong"} if is_wrong else {"match"})
 
 
-def chatted(program, lines, environment=ENVIRONMENT):
+def chatted(program, lines):
     """What a program says to lines, each written when it asks for it: what it says last is lost when it ends."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": ENVIRONMENT}
     with subprocess.Popen([*map(str, program)], **pipes) as running:
         said = b""
         for line in (*lines, b""):
@@ -196,23 +198,36 @@ def chatted(program, lines, environment=ENVIRONMENT):
     return said
 
 
+def shown(folder, projector, *more):
+    """How llama-mtmd-cli is started, and what it is told: to look at a picture, and to answer."""
+    vision = write_vision(folder / "v.gguf", projector, EMBD)
+    program = [
+        llama_server.binary("llama-mtmd-cli"), "--model", shipped_model(), "--mmproj", vision, "-n", "6", "-c", "256",
+        "--temp", "0", "-t", "2", "--chat-template", "vicuna", "--no-warmup", *llama_server.unpacked(), *more,
+    ]  # fmt: skip
+    return program, (b"/image %s\n" % bytes(write_picture(folder / "p.png")), b"what\n")
+
+
 @pytest.mark.parametrize("projector", PROJECTORS)
 @pytest.mark.parametrize("attention", ["on", "off"])
 def test_a_picture(projector, attention, tmp_path):
     """llama-mtmd-cli is shown one, and answers: nodes of both models are judged, the picture's without logits too."""
-    vision, report = write_vision(tmp_path / "v.gguf", projector, EMBD), tmp_path / "report.json"
-    program = [
-        llama_server.binary("llama-mtmd-cli"), "--model", shipped_model(), "--mmproj", vision, "-n", "6", "-c", "256",
-        "--temp", "0", "-t", "2", "-fa", attention, "--chat-template", "vicuna", "--no-warmup",
-        *llama_server.unpacked(),
-    ]  # fmt: skip
+    report = tmp_path / "report.json"
+    program, lines = shown(tmp_path, projector, "-fa", attention)
     watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "-o", report, "--"]
-    lines = (b"/image %s\n" % bytes(write_picture(tmp_path / "p.png")), b"what\n")
     assert chatted(watch + program, lines) == chatted(program, lines)
     found = json.loads(report.read_text("utf-8"))
     assert {*found} == {"vision", "text"}
     assert set(verdicts(found)) == {"match"}
     assert {tap["op"] for tap in found["vision"]["taps"]} >= {"IM2COL", "NORM", "GELU", "MUL_MAT"}
+
+
+def embedding(pooling, *more):
+    """How llama-embedding is started."""
+    return [
+        llama_server.binary("llama-embedding"), "--model", shipped_model(quantized=True), "--prompt", "once upon",
+        "--pooling", pooling, "-t", "2", "--embd-output-format", "json", "--no-warmup", *llama_server.unpacked(), *more,
+    ]  # fmt: skip
 
 
 def embedded(*program):
@@ -229,13 +244,61 @@ def embedded(*program):
 def test_an_embedding(pooling, op, tmp_path):
     """llama-embedding's graph gives no logits: its last node is the pooling."""
     report = tmp_path / "report.json"
-    program = [
-        llama_server.binary("llama-embedding"), "--model", shipped_model(quantized=True), "--prompt", "once upon",
-        "--pooling", pooling, "-t", "2", "--embd-output-format", "json", "--no-warmup", *llama_server.unpacked(),
-    ]  # fmt: skip
     watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "-o", report, "--"]
-    assert embedded(*watch, *program) == embedded(*program)
+    assert embedded(*watch, *embedding(pooling)) == embedded(*embedding(pooling))
     found = json.loads(report.read_text("utf-8"))
     assert [*found] == ["text"]
     assert set(verdicts(found)) == {"match"}
     assert found["text"]["taps"][-1]["op"] == op
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Flags with which these programs compute on a device of Vulkan, which another build of llama.cpp brings.
+
+    Unwatched, too, ops are not fused: with that, llama-server dies now and then in a thread of lavapipe's own.
+    """
+    try:
+        backend = PARTS["vulkan"].make() / "lib/libggml-vulkan.so"
+    except MissingPartError as error:
+        pytest.skip(f"no Vulkan here: {error}")
+    beside = llama_server.binary("llama-embedding").parent
+    found = {"GGML_BACKEND_PATH": backend, "GGML_VK_VISIBLE_DEVICES": 0, "LD_LIBRARY_PATH": beside,
+             "GGML_VK_DISABLE_FUSION": 1}  # fmt: skip
+    for name, value in found.items():
+        monkeypatch.setenv(name, str(value))
+        monkeypatch.setitem(ENVIRONMENT, name, str(value))
+    return "-dev", "Vulkan0", "-ngl", "99"
+
+
+@pytest.mark.parametrize("projector", PROJECTORS)
+@pytest.mark.parametrize("attention", ["on", "off"])
+def test_a_picture_on_a_device(projector, attention, on_device, tmp_path):
+    """What comes of it is read back from the device, node by node."""
+    report = tmp_path / "report.json"
+    program, lines = shown(tmp_path, projector, "-fa", attention, *on_device)
+    watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "-o", report, "--"]
+    assert chatted(watch + program, lines) == chatted(program, lines)
+    found = json.loads(report.read_text("utf-8"))
+    assert {*found} == {"vision", "text"}
+    assert set(verdicts(found)) == {"match"}
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_an_embedding_on_a_device(pooling, on_device, tmp_path):
+    report = tmp_path / "report.json"
+    watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "-o", report, "--"]
+    program = embedding(pooling, *on_device)
+    assert embedded(*watch, *program) == embedded(*program)
+    assert set(verdicts(json.loads(report.read_text("utf-8")))) == {"match"}
+
+
+def test_a_server_on_a_device(on_device, tmp_path):
+    model, report = shipped_model(quantized=True), tmp_path / "report.json"
+    watch = [sys.executable, "-m", "llamadiff", "watch", "-o", str(report), "--"]
+    with llama_server.started(model, *on_device) as address:
+        wanted = answers(address, 1, 10)
+    with llama_server.started(model, *on_device, under=watch, patience=300) as address:
+        assert answers(address, 1, 10) == wanted
+    found = json.loads(report.read_text("utf-8"))
+    assert set(verdicts(found)) == {"match"}
