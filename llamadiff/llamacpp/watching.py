@@ -74,12 +74,13 @@ class Bounds:
 
 @dataclass(frozen=True)
 class JudgedGraph:
-    """One graph: what it is called, what was found of its nodes, whose ggml computed it."""
+    """One graph: what it is called, what was found of its nodes, whose ggml computed it, whether on a device."""
 
     name: str
     head: Head
     checks: Sequence[NodeCheck]
     ggml: Ggml
+    on_device: bool
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ class _Judge:
             self.graphs += 1
             if graph.checks:
                 name = self._names.name(graph.read, [*graph.read.values()], graph.nodes, graph.fills)
-                self.tell(JudgedGraph(name, head, graph.checks, ggml))
+                self.tell(JudgedGraph(name, head, graph.checks, ggml, graph.on_device))
 
 
 def _files(folder: Path, form: re.Pattern[str]) -> Iterator[tuple[str, re.Match[str]]]:

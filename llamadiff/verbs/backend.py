@@ -27,6 +27,9 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.python_child import peak_rss_mb
 from llamadiff.trace import taps
 
+ALONE = (
+    "the device computed each node alone: kernels of several nodes, which it has where nobody looks, were not judged"
+)
 OPEN = "since on their inputs NaN or Inf is right"
 OPS = {"name": "ggml's ops in NumPy", "version": "float64 and float32"}
 
@@ -71,7 +74,7 @@ def compare_nodes(
     judged = Judged(
         rows=pictured(rows, ()), preflight=given, decoding=Decoding(found.trusted, found.refused), timing=timing
     )
-    said = summarize(rows, str(info.producer.get("name")), _passes(found))
+    said = summarize(rows, str(info.producer.get("name")), _passes(found), request.settings.on_device)
     said = said.under(f"before any node, {given[0].name}: {given[0].found}") if given else said
     return replace(assembled(sides, judged, verdict, said, _next_steps(rows, request)), engine=EngineUsed(GRAPH))
 
@@ -150,10 +153,10 @@ def _passes(found: Nodes) -> str:
     return f"a prefill of {found.info.n_prefill} tokens" + (f" and {steps} decode steps" if steps else "")
 
 
-def summarize(rows: Sequence[Row], name: str, passes: str) -> Said:
+def summarize(rows: Sequence[Row], name: str, passes: str, on_device: bool = False) -> Said:
     """What is said of a graph of ``name``'s, in words of the ``passes`` in which its nodes were judged."""
     judged, wrong = [row for row in rows if row.local], [row for row in rows if row.verdict == tolerances.WRONG]
-    gaps = tuple(_gaps(rows))
+    gaps = (*_gaps(rows), *[ALONE] * on_device)
     if wrong:
         return _wrong(name, wrong).plus(*gaps)
     if not judged:
@@ -162,7 +165,8 @@ def summarize(rows: Sequence[Row], name: str, passes: str) -> Said:
     assert worst.local is not None
     noisy = sum(row.verdict == tolerances.NOISE for row in rows)
     quality = f"right up to rounding ({noisy} are noise)" if noisy else "right"
-    said = f"every checked node of {name}'s graph is {quality} on the inputs it was given"
+    alone = ", each computed alone" if on_device else ""
+    said = f"every checked node of {name}'s graph is {quality} on the inputs it was given{alone}"
     counts = f"{len(judged)} nodes in {passes}, worst own error {worst.local.nmse:.1e} at {worst.tap}"
     return Said(said, (counts, *gaps))
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamadiff.engines.run_spec import USUAL, How
@@ -47,7 +46,7 @@ class _Kind:
     rows: tuple[Row, ...] = ()
     passes: int = 0
     nodes: int = 0
-    sizes: Counter[int] = field(default_factory=Counter)
+    on_device: bool = False
 
 
 def watch_program(
@@ -63,6 +62,7 @@ def watch_program(
         kind = kinds.setdefault(graph.name, _Kind(graph.ggml.version))
         kind.rows = worst_rows([*kind.rows, *rows_of([replace(check, step=0) for check in graph.checks], how.rules)])
         kind.passes, kind.nodes = kind.passes + 1, kind.nodes + len(graph.checks)
+        kind.on_device = kind.on_device or graph.on_device
 
     request = Request("", nodes=True, pictures=how.pictures, settings=Settings(runner=""))
     with made_directory(keep) if keep is not None else nullcontext(None) as folder:
@@ -102,7 +102,7 @@ def _comparison(name: str, part: str, kind: _Kind, found: Watched, keep: Path | 
     timing = {"capture_s": found.seconds, "engine_s": 0.0, "compare_s": 0.0, "total_s": found.seconds,
               "peak_rss_mb": peak_rss_mb()}  # fmt: skip
     judged = Judged(rows=pictured(kind.rows, ()), timing=timing, notes=tuple(_said(found, {part: kind})))
-    said = summarize(kind.rows, name, f"{kind.passes} graphs")
+    said = summarize(kind.rows, name, f"{kind.passes} graphs", kind.on_device)
     said = Said(f"{part}: {said.headline}", said.clauses)
     steps = _next_steps(kind.rows, keep, whose)
     return replace(assembled(sides, judged, verdict, said, steps), engine=EngineUsed(GRAPH))

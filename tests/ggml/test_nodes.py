@@ -253,6 +253,18 @@ def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, 
     assert "4 nodes are unchecked, since their function failed: ROPE (4)" in text
 
 
+def test_of_a_device_it_is_said_that_nodes_were_computed_alone(small_model):
+    """It has kernels of several nodes, which no eval callback sees."""
+    from llamadiff.verbs.backend import ALONE, rows_of, summarize
+
+    rows = rows_of(list_nodes(small_model(), 2), tolerances.RULES)
+    right = rows_of([replace(check, nmse=0.0) for check in list_nodes(small_model(), 2)], tolerances.RULES)
+    for found in (rows, right):
+        assert ALONE in summarize(found, "llama.cpp", "a prefill", on_device=True).sentence
+        assert "alone" not in summarize(found, "llama.cpp", "a prefill").sentence
+    assert summarize(right, "llama.cpp", "a prefill", on_device=True).headline.endswith("each computed alone")
+
+
 def test_a_function_that_fails_leaves_its_node_unchecked(small_model):
     checker = NodeChecker(Weights(small_model()), Request(""), q8_way())
     x = np.ones((1, 1, 2, 8), np.float32)

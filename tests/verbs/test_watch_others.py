@@ -282,6 +282,7 @@ def test_a_picture_on_a_device(projector, attention, on_device, tmp_path):
     found = json.loads(report.read_text("utf-8"))
     assert {*found} == {"vision", "text"}
     assert set(verdicts(found)) == {"match"}
+    assert all(graph["headline"].endswith("each computed alone") for graph in found.values())
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])

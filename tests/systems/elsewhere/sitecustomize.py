@@ -157,8 +157,9 @@ def elsewhere(system: str) -> dict[str, ModuleType]:
     for name in ("unlink", "remove", "replace", "rename"):
         setattr(os, name, held(getattr(os, name)))
     return seen | {
-        "os": Seen(os, names[os], name="nt", open=opened, O_BINARY=BINARY, kill=killed, lstat=nobody_s,
-                   add_dll_directory=str),
+        "os": Seen(
+            os, names[os], name="nt", open=opened, O_BINARY=BINARY, kill=killed, lstat=nobody_s, add_dll_directory=str
+        ),
         "signal": Seen(signal, names[signal], SIGBREAK=21, CTRL_C_EVENT=0, CTRL_BREAK_EVENT=1),
         "mmap": Seen(mmap, names[mmap]),
         "select": Seen(select, names[select], select=waited),
