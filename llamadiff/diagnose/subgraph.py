@@ -12,7 +12,7 @@ import numpy as np
 
 from llamadiff.diagnose.case import Array, Case, NotRecordedError, OutOfTimeError
 from llamadiff.ggml.engine import Alter, GraphEngine
-from llamadiff.ggml.graph import WRITES, GraphNode, tap_shape
+from llamadiff.ggml.graph import GraphNode, tap_shape
 from llamadiff.trace import taps
 
 
@@ -138,7 +138,7 @@ def _rows_recorded(view: GraphNode, name: str, case: Case) -> Array | None:
 
 def _recorded(node: GraphNode, case: Case) -> Array | None:
     """A node's recorded values [1, ne3, ne2, ne1, ne0]."""
-    if node.label is None or node.op in WRITES:
+    if node.label is None or node.writes:
         return None
     try:
         x = case.values(node.label)

@@ -13,7 +13,7 @@ import numpy as np
 from llamaref import Weights
 from llamaref.sums import Matrix
 
-from llamadiff.ggml.graph import LOOKS, VIEWS, WRITES, Graph, GraphNode, tap_shape
+from llamadiff.ggml.graph import LOOKS, STORES, Graph, GraphNode, tap_shape
 from llamadiff.ggml.op import ROUNDING, Array, Op, Operand, compute, function_of
 from llamadiff.ggml.ops.products import PRODUCTS, matrices
 from llamadiff.ggml.streamed import STREAMED, streamed
@@ -81,7 +81,7 @@ class GraphEngine:
 
     def keep(self, node: GraphNode, x: Array, values: dict[int, Array], recorded: bool = False) -> None:
         """A node's values among the others, and in the memory that it writes to, or is a recorded view of."""
-        if node.view is not None and (node.op in WRITES or (node.op in VIEWS and recorded)):
+        if node.view is not None and (node.writes or recorded):
             self._write(node, x, values)
         values[node.number] = x
 
@@ -141,7 +141,7 @@ class GraphEngine:
             return _viewed(n)
         if n.name in PRODUCTS:
             return self.product(n, self.read_from(node), tap)
-        cache = self._cache(node.view[0] if node.op in WRITES and node.view else None)
+        cache = self._cache(node.view[0] if node.op in STORES and node.view else None)
         if cache:
             n = replace(n, sources=(self._stored(n, cache, tap), *n.sources[1:]))
         return self._rounded(n, tap) if n.name in ROUNDING else compute(n)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from llamadiff.trace import taps
 from llamadiff.trace.stated import parse_json
 
 GRAPH = "llamadiff.graph"  # where a file keeps one
-WRITES = ("SET_ROWS", "CPY")  # into the memory that they view
+STORES = ("SET_ROWS", "CPY")  # their first source, into the memory that they view
 VIEWS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")  # the memory of another, as it lies there
 LOOKS = (*VIEWS, "CONT", "CPY")
 
@@ -37,6 +37,11 @@ class GraphNode:
     sources: tuple[int | None, ...]
     view: tuple[int, bytes] | None
     rows: int | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether what it gives lies in another's memory: those that store, and whatever is computed in place."""
+        return self.view is not None and self.op not in VIEWS
 
 
 @dataclass(frozen=True)
@@ -160,17 +165,17 @@ class Graph:
     @cached_property
     def views(self) -> dict[int, list[GraphNode]]:
         """Memory -> the nodes that look into it."""
-        return self._by_memory(VIEWS)
+        return self._by_memory(lambda node: node.op in VIEWS)
 
     @cached_property
     def _writers(self) -> dict[int, list[GraphNode]]:
         """Memory -> the nodes that write into it."""
-        return self._by_memory(WRITES)
+        return self._by_memory(lambda node: node.writes)
 
-    def _by_memory(self, ops: Collection[str]) -> dict[int, list[GraphNode]]:
+    def _by_memory(self, does: Callable[[GraphNode], bool]) -> dict[int, list[GraphNode]]:
         out: dict[int, list[GraphNode]] = {}
         for node in self.nodes:
-            if node.op in ops and node.view is not None:
+            if node.view is not None and does(node):
                 out.setdefault(node.view[0], []).append(node)
         return out
 

@@ -242,6 +242,23 @@ def test_a_view_shows_what_is_written_after_it():
     assert 4 in engine.graph.reads(nodes[2])
 
 
+def test_what_is_computed_in_place_is_in_the_memory_that_others_look_into():
+    """As the chunks of a delta net were put together (llama.cpp b8179): each by SET, and all read by a view."""
+    whole, twice = (1, 1, 2, 3), np.array([2, 0], np.float32).tobytes()
+    given = {0: ramp(*whole), 1: ramp(1, 1, 1, 3) + 100}
+    memory = (2, place(6, 6, 3, 1))
+    nodes = [
+        node(2, "SCALE", whole, 0, params=twice),
+        node(3, "SCALE", whole, 2, view=memory, params=twice),
+        node(4, "SET", whole, 3, 1, view=memory, params=np.array([12, 24, 24, 12, 1], np.int32).tobytes()),
+        node(5, "VIEW", (1, 1, 3, 2), 4, view=(2, place(6, 6, 1, 3))),
+    ]
+    engine = engine_of(nodes, given)
+    found = engine.forward((1, 2, 3), (0, 1, 2), Tap())
+    assert found[0, 0, 0].T.tolist() == [[4, 8, 12], [101, 102, 103]]
+    assert {2, 3, 4} <= {*engine.graph.reads(nodes[3])}
+
+
 def test_rows_of_a_cache_may_be_fewer_than_tokens():
     given = {0: np.zeros((1, 1, 4, 4), np.float32), 1: ramp(1, 1, 2, 4), 2: np.array([[[[3, 1]]]], np.int32)}
     window = (0, place(16, 16, 4, 1))

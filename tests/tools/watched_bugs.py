@@ -1,6 +1,6 @@
 """20 bugs in the kernels of ops that text models lack: `watch` must find each at its node, and `replay` what it saved.
 
-    python tests/tools/watched_bugs.py CHECKOUT           put the bugs into a llama.cpp; then build it (target ggml)
+    python tests/tools/watched_bugs.py CHECKOUT           put the bugs into a llama.cpp; then build it (target llama)
     python tests/tools/watched_bugs.py CHECKOUT --check BUILD/bin    watch a program of these ops, with each bug
 
 The bugs sleep until LLAMADIFF_BUG has their number, so that one build has all of them, and without it is right.
@@ -88,14 +88,14 @@ def program(checkout: Path, libraries: Path, folder: Path) -> Path:
 
 
 def check(checkout: Path, libraries: Path) -> bool:
-    """What watch says of each bug, and what replay says of what it saved: by a ggml without the bug."""
+    """What watch says of each bug, and replay of what it saved: by the ggml with the bug, and by one without."""
     with tempfile.TemporaryDirectory() as folder:
         ops = program(checkout, libraries, Path(folder))
-        found = [_is_found(ops, number, Path(folder)) for number in range(len(BUGS) + 1)]
+        found = [_is_found(ops, number, Path(folder), checkout) for number in range(len(BUGS) + 1)]
         return all(found)
 
 
-def _is_found(ops: Path, number: int, folder: Path) -> bool:
+def _is_found(ops: Path, number: int, folder: Path, checkout: Path) -> bool:
     kept, node = folder / f"kept{number}", BUGS[number - 1].node if number else ""
     environment = {**os.environ, "LLAMADIFF_BUG": str(number)}
     done = run(environment, "watch", "--keep", kept, "-o", "json:-", "--", ops)
@@ -103,10 +103,13 @@ def _is_found(ops: Path, number: int, folder: Path) -> bool:
     verdicts = {tap["tap"]: tap["verdict"] for tap in report["taps"]}
     wrong = [name for name, verdict in verdicts.items() if verdict == "wrong"]
     saved = sorted(kept.glob("*.safetensors"))
-    again = run(dict(os.environ), "replay", *saved).returncode if saved else 0
-    right = (wrong, done.returncode, len(saved), again) == (([node], 1, 1, 0) if number else ([], 0, 0, 0))
-    said = f"wrong {wrong}, exit {done.returncode}, saved {len(saved)}, replayed {again}; {len(verdicts)} nodes"
-    print(f"{'ok ' if right else 'BAD'} {node or 'no bug'}: {said}", flush=True)
+    again = run(environment, "replay", *saved, "--llama-cpp", checkout).returncode if saved else 0
+    elsewhere = run(dict(os.environ), "replay", *saved).returncode if saved else 0
+    right = (wrong, done.returncode, len(saved), again, elsewhere) == (
+        ([node], 1, 1, 1, 0) if number else ([], *[0] * 4)
+    )
+    said = f"wrong {wrong}, exit {done.returncode}, saved {len(saved)}, replayed {again} and {elsewhere}"
+    print(f"{'ok ' if right else 'BAD'} {node or 'no bug'}: {said}; {len(verdicts)} nodes", flush=True)
     return right
 
 

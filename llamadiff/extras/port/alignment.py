@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.extras.port.torch_ops import TorchRun
-from llamadiff.ggml.graph import LOOKS, WRITES, Graph, GraphNode
+from llamadiff.ggml.graph import LOOKS, STORES, Graph, GraphNode
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
@@ -22,7 +22,7 @@ SAME = 1e-11  # NMSE of sorted values: float32's rounding stays a hundred times 
 ROUGHLY = 1e-4  # how far apart the sums of squares of such values may be
 SCAN = "SSM_SCAN"
 LEAVES_A_STATE = ("RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN", "GATED_DELTA_NET")  # rows after those of the tokens
-COMPUTES_NOTHING = (*LOOKS, *WRITES, "GET_ROWS", "NONE")
+COMPUTES_NOTHING = (*LOOKS, *STORES, "GET_ROWS", "NONE")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def profile(values: Array) -> Array:
 
 def read_by(graph: Graph, node: GraphNode) -> list[GraphNode]:
     """The nodes that compute what a node reads, then those that it looks at these through, before a cache has them."""
-    kept = {other.view[0] for other in graph.nodes if other.op in WRITES and other.view is not None}
+    kept = {other.view[0] for other in graph.nodes if other.op in STORES and other.view is not None}
     found, looks, waiting, seen = list[GraphNode](), list[GraphNode](), [node], set[int]()
     while waiting:
         for number in graph.reads(waiting.pop(0)):

@@ -195,10 +195,10 @@ class LiningUp:
         return whole_of(choice.node, choice.given, self.values, self.graph)
 
     def _counts(self) -> tuple[int, int, int]:
-        nodes = [node for node in self._fed() if computes(node)]
-        aligned = [node for node in nodes if node.number in self.alignment.pairs]
+        nodes = {node.number: node for node in self._fed() if computes(node)}
+        aligned = [node for number, node in nodes.items() if number in self.alignment.pairs]
         before = {number for node in aligned for number in self._span_before(node)}
-        return len(nodes), len(aligned), len(before)
+        return len(nodes), len(aligned), len(before & nodes.keys())
 
     def _fed(self) -> Iterator[GraphNode]:
         """The nodes that are computed from the tokens: a state is there before any."""
