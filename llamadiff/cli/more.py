@@ -274,7 +274,10 @@ def watch(
         str, typer.Option("--max-weights", help="On disk, of weights.", metavar="BYTES")
     ] = "16G",
     max_node: Annotated[
-        str, typer.Option("--max-node", help="What a node reads and gives; larger ones are left out.", metavar="BYTES")
+        str,
+        typer.Option(
+            "--max-node", help="What a node reads and gives; of larger ones some rows are judged.", metavar="BYTES"
+        ),
     ] = "1G",
     *, reports: Reports,
 ) -> None:  # fmt: skip

@@ -163,9 +163,10 @@ class NodeChecker:
         sources = tuple(source.name for source in node.sources)
         arithmetic = best.arithmetic if best else None
         self.results.append(NodeCheck(
-            label, node.tap, node.op, weight, kind, node.type, node.shape, sources, self.step, nmse, arithmetic, index,
-            expected, value, *stats, problem, opened(n, best.values) if n is not None and best is not None else 0,
-            best.rounding if best else 0.0, best.estimated if best else False, seen,
+            label, node.tap, node.op, weight, kind, node.type, node.shape, sources, self.step, nmse, arithmetic,
+            node.place_of(index), expected, value, *stats, problem,
+            opened(n, best.values) if n is not None and best is not None else 0, best.rounding if best else 0.0,
+            best.estimated if best else False, seen,
         ))  # fmt: skip
 
 

@@ -104,6 +104,11 @@ class Node:
         rows = np.ndarray((*self.shape[:-1], width), np.uint8, self.data, strides=(*strides[:-1], 1))
         return decode(self.type, np.ascontiguousarray(rows))
 
+    def place_of(self, index: tuple[int, ...]) -> tuple[int, ...]:
+        """Where a value is in the whole tensor, of which this may be a part."""
+        axis, first = self.said.get("begins", (0, 0))
+        return tuple(at + first * (len(index) - 1 - axis == i) for i, at in enumerate(index))
+
     @property
     def is_plain(self) -> bool:
         """Whether values lie one after the other, and NumPy can read them."""

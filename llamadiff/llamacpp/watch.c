@@ -44,7 +44,7 @@ struct plan {
     uint64_t most, weights, large;  // bytes: that may wait, of weights in all, of one node
     char nodes[256];
     uint64_t seen, watched, put_off, partial, failed;  // graphs
-    uint64_t nodes_large, written, judged, kept;  // nodes; bytes
+    uint64_t nodes_large, nodes_cut, written, judged, kept;  // nodes that were left out, judged in part; bytes
     uint64_t added;  // nanoseconds that watching took
 };
 
@@ -374,6 +374,14 @@ struct window {
     int64_t first, count;
 };
 
+// Of a node that is too large: a range of its rows along an axis, and of its sources what these need; it is told of as
+// if it were all there is. Row i reads rows i * step + shift to i * step + shift + span - 1 of a source.
+struct cut {
+    void * tensor;
+    int axis;
+    int64_t step, shift, span, first, count;
+};
+
 struct watch {
     struct ggml * g;
     FILE * file;
@@ -386,6 +394,9 @@ struct watch {
     void * user;
     bool they_want;
     struct window window;
+    struct cut cuts[1 + SOURCES];
+    int n_cuts;
+    bool inner;  // what is cut touches no edge: no padding
 };
 
 static void raw(struct watch * w, const void * data, size_t size) {
@@ -486,6 +497,199 @@ static size_t bytes_in(const struct watch * w, void * tensor) {
     return (size_t) w->window.count * (&AT(size_t, tensor, nb))[1];
 }
 
+// ---- parts of nodes that are too large ----------------------------------------------------------------------------
+
+static int64_t size_at(const struct ggml * g, const void * tensor, int axis) {
+    return (&AT(int64_t, tensor, ne))[axis];
+}
+
+static const struct cut * cut_of(const struct watch * w, const void * tensor) {
+    for (int i = 0; i < w->n_cuts; i++) {
+        if (w->cuts[i].tensor == tensor) {
+            return &w->cuts[i];
+        }
+    }
+    return NULL;
+}
+
+// How a part of a tensor lies in one piece: sizes, and steps in bytes -> bytes in all.
+static uint64_t in_one_piece(
+    const struct ggml * g, const void * tensor, const struct cut * cut, int64_t * ne, uint64_t * nb
+) {
+    const int type = AT(int, tensor, type);
+    for (int axis = 0; axis < 4; axis++) {
+        ne[axis] = axis == cut->axis ? cut->count : size_at(g, tensor, axis);
+    }
+    nb[0] = g->ggml_type_size(type);
+    nb[1] = nb[0] * (uint64_t) (ne[0] / g->ggml_blck_size(type));
+    nb[2] = nb[1] * (uint64_t) ne[1];
+    nb[3] = nb[2] * (uint64_t) ne[2];
+    return nb[3] * (uint64_t) ne[3];
+}
+
+// That part in a memory of its own, which is to be freed.
+static char * cut_out(
+    const struct ggml * g, void * tensor, const struct cut * cut, const char * data, uint64_t * size
+) {
+    int64_t ne[4];
+    uint64_t nb[4];
+    *size = in_one_piece(g, tensor, cut, ne, nb);
+    const size_t * from = &AT(size_t, tensor, nb);
+    char * made = malloc(*size);
+    const uint64_t start = (uint64_t) cut->first * from[cut->axis];
+    for (int64_t i3 = 0; made != NULL && i3 < ne[3]; i3++) {
+        for (int64_t i2 = 0; i2 < ne[2]; i2++) {
+            for (int64_t i1 = 0; i1 < ne[1]; i1++) {
+                const uint64_t at[3] = { (uint64_t) i1, (uint64_t) i2, (uint64_t) i3 };
+                const char * row = data + start + at[0] * from[1] + at[1] * from[2] + at[2] * from[3];
+                char * to = made + at[0] * nb[1] + at[1] * nb[2] + at[2] * nb[3];
+                if (from[0] == nb[0]) {
+                    memcpy(to, row, nb[1]);
+                    continue;
+                }
+                for (int64_t i0 = 0; i0 < ne[0]; i0++) {
+                    memcpy(to + (uint64_t) i0 * nb[0], row + (uint64_t) i0 * from[0], nb[0]);
+                }
+            }
+        }
+    }
+    return made;
+}
+
+static const char * const row_by_row[] = {
+    "ADD", "SUB", "MUL", "DIV", "SQR", "SQRT", "LOG", "SIN", "COS", "NORM", "RMS_NORM", "L2_NORM", "SCALE", "CLAMP",
+    "LEAKY_RELU", "UNARY", "GLU", "CUMSUM", "SOFT_MAX", "DUP", "CPY", "CONT", NULL
+};
+static const char * const copies[] = { "DUP", "CPY", "CONT", NULL };
+static const char * const by_kernel[] = { "IM2COL", "CONV_2D", "CONV_2D_DW", NULL };
+
+static bool is_one_of(const char * word, const char * const * words) {
+    while (*words != NULL && strcmp(word, *words) != 0) {
+        words++;
+    }
+    return *words != NULL;
+}
+
+static void add_cut(struct watch * w, void * tensor, int axis, int64_t step, int64_t shift, int64_t span) {
+    w->cuts[w->n_cuts++] = (struct cut) { tensor, axis, step, shift, span, 0, 0 };
+}
+
+// Take as many rows as are not too large, somewhere else in each graph; false if there are none.
+static bool is_cut(struct watch * w, void * node, uint64_t whole) {
+    const struct ggml * g = w->g;
+    int64_t low = 0, high = size_at(g, node, w->cuts[0].axis) - 1;
+    uint64_t by_row = 0, once = 0, others = whole;
+    for (int i = 0; i < w->n_cuts; i++) {
+        struct cut * cut = &w->cuts[i];
+        const int64_t there = size_at(g, cut->tensor, cut->axis);
+        if (there < 1 || cut->step < 1 || (cut->axis == 0 && g->ggml_blck_size(AT(int, cut->tensor, type)) != 1)) {
+            return false;
+        }
+        const int64_t least = (-cut->shift + cut->step - 1) / cut->step;
+        const int64_t most = (there - cut->span - cut->shift) / cut->step;
+        low = cut->shift < 0 && least > low ? least : low;
+        high = there < cut->span + cut->shift ? -1 : most < high ? most : high;
+        int64_t ne[4];
+        uint64_t nb[4];
+        cut->count = 1;
+        const uint64_t row = in_one_piece(g, cut->tensor, cut, ne, nb), all = g->ggml_nbytes(cut->tensor);
+        by_row += row * (uint64_t) cut->step, once += row * (uint64_t) (cut->span - cut->step);
+        others -= all < others ? all : others;
+    }
+    const int64_t rows = high - low + 1;
+    if (rows < 1 || others + once + by_row > plan->large) {
+        return false;
+    }
+    const uint64_t room = (plan->large - others - once) / by_row;
+    const int64_t count = room < (uint64_t) rows ? (int64_t) room : rows;
+    const uint64_t where = (w->number * 2654435761u + w->bytes) * 11400714819323198485ull >> 33;
+    const int64_t first = low + (int64_t) (where % (uint64_t) (rows - count + 1));
+    for (int i = 0; i < w->n_cuts; i++) {
+        struct cut * cut = &w->cuts[i];
+        cut->first = first * cut->step + cut->shift;
+        cut->count = (count - 1) * cut->step + cut->span;
+    }
+    return true;
+}
+
+// Each source along the node's own axis, as far as it runs along that.
+static bool cut_row_by_row(struct watch * w, void * node, uint64_t whole, int axis, bool is_copy) {
+    const struct ggml * g = w->g;
+    const void * first = AT(void *, node, src);
+    w->n_cuts = 0;
+    for (int each = 0; is_copy && each < 4; each++) {
+        if (size_at(g, node, each) != size_at(g, first, each)) {
+            return false;
+        }
+    }
+    if (size_at(g, node, axis) < 2) {
+        return false;
+    }
+    add_cut(w, node, axis, 1, 0, 1);
+    for (uint64_t i = 0; i < g->at.sources; i++) {
+        void * source = (&AT(void *, node, src))[i];
+        if (source == NULL || size_at(g, source, axis) == 1 || cut_of(w, source) != NULL) {
+            continue;
+        }
+        if (size_at(g, source, axis) != size_at(g, node, axis) || is_weight(g, source)) {
+            return false;
+        }
+        add_cut(w, source, axis, 1, 0, 1);
+    }
+    return is_cut(w, node, whole);
+}
+
+static bool cut_product(struct watch * w, void * node, uint64_t whole, int which) {
+    const struct ggml * g = w->g;
+    void * source = (&AT(void *, node, src))[which];
+    w->n_cuts = 0;
+    if (is_weight(g, source) || (&AT(void *, node, src))[0] == (&AT(void *, node, src))[1]) {
+        return false;
+    }
+    add_cut(w, node, which, 1, 0, 1);
+    add_cut(w, source, 1, 1, 0, 1);
+    return is_cut(w, node, whole);
+}
+
+// Rows of a picture that a kernel of some height passes over, away from the edges.
+static bool cut_by_kernel(struct watch * w, void * node, uint64_t whole, bool is_columns) {
+    const struct ggml * g = w->g;
+    void * kernel = (&AT(void *, node, src))[0], * picture = (&AT(void *, node, src))[1];
+    const int32_t * numbers = &AT(int32_t, node, op_params);  // strides, paddings, dilations; whether by two axes
+    w->n_cuts = 0;
+    if (kernel == NULL || picture == NULL || (is_columns && numbers[6] != 1) || is_weight(g, picture)) {
+        return false;
+    }
+    add_cut(w, node, is_columns ? 2 : 1, 1, 0, 1);
+    add_cut(w, picture, 1, numbers[1], -numbers[3], (size_at(g, kernel, 1) - 1) * numbers[5] + 1);
+    w->inner = true;
+    return is_cut(w, node, whole);
+}
+
+// Whether a SOFT_MAX has nothing of each head's own: no ALiBi, no sinks.
+static bool is_without_heads(const struct ggml * g, void * node) {
+    return (&AT(float, node, op_params))[1] == 0 && (&AT(void *, node, src))[2] == NULL;
+}
+
+// Whether a part of a node is judged, which is too large as a whole; what is cut then is in w->cuts.
+static bool find_cuts(struct watch * w, void * node, uint64_t whole) {
+    const struct ggml * g = w->g;
+    const char * word = g->ggml_op_name(AT(int, node, op));
+    bool found = false;
+    if (strcmp(word, "MUL_MAT") == 0) {
+        found = cut_product(w, node, whole, 1) || cut_product(w, node, whole, 0);
+    } else if (is_one_of(word, by_kernel)) {
+        found = cut_by_kernel(w, node, whole, strcmp(word, "IM2COL") == 0);
+    } else if (is_one_of(word, row_by_row) && (strcmp(word, "SOFT_MAX") != 0 || is_without_heads(g, node))) {
+        for (int axis = 3; axis > 0 && !found; axis--) {
+            found = cut_row_by_row(w, node, whole, axis, is_one_of(word, copies));
+        }
+    }
+    w->n_cuts = found ? w->n_cuts : 0;
+    w->inner = found && w->inner;
+    return found;
+}
+
 // The rows that a SET_ROWS writes, if they are few of a memory that lies in one piece on this side.
 static void find_window(struct watch * w, void * node) {
     const struct ggml * g = w->g;
@@ -538,11 +742,22 @@ static void tell_tensor(struct watch * w, void * tensor) {
         AT(size_t, told, view_offs) += offset;
         more.bytes = bytes_in(w, tensor);
     }
+    const struct cut * cut = cut_of(w, tensor);
+    if (cut != NULL) {
+        more.bytes = in_one_piece(g, tensor, cut, &AT(int64_t, told, ne), &AT(uint64_t, told, nb));
+        if (cut == w->cuts && w->inner) {
+            (&AT(int32_t, told, op_params))[3] = 0;
+        }
+    }
     memcpy(told + g->at.size, &more, sizeof(more));
     void * buffer = AT(void *, tensor, buffer);
     const bool host = buffer == NULL || g->ggml_backend_buffer_is_host(buffer) || is_hidden(g, buffer);
-    put(w, (struct chunk) { .kind = TENSOR, .host = host, .size = g->at.size + sizeof(more), .at = (uint64_t) tensor },
-        told);
+    struct chunk head = { .kind = TENSOR, .host = host, .size = g->at.size + sizeof(more), .at = (uint64_t) tensor };
+    if (cut != NULL || is_windowed(w, tensor)) {  // where the part begins, on which axis
+        head.a = (uint64_t) (cut != NULL ? cut->axis : 1);
+        head.b = (uint64_t) (cut != NULL ? cut->first : w->window.first);
+    }
+    put(w, head, told);
 }
 
 static void tell_bytes(struct watch * w, uint32_t kind, void * tensor) {
@@ -552,6 +767,13 @@ static void tell_bytes(struct watch * w, uint32_t kind, void * tensor) {
     const size_t whole = AT(void *, tensor, data) != NULL ? g->ggml_nbytes(tensor) : 0;
     size_t size = whole;
     const void * data = size ? bytes_of(g, tensor, size, &fetched) : NULL;
+    const struct cut * cut = cut_of(w, tensor);
+    if (cut != NULL && data != NULL) {
+        uint64_t less;
+        char * part = cut_out(g, tensor, cut, data, &less);
+        free(fetched);
+        data = fetched = part, size = part != NULL ? less : 0;
+    }
     if (is_part && data != NULL) {
         data = (const char *) data + (size_t) w->window.first * (&AT(size_t, tensor, nb))[1];
         size = bytes_in(w, tensor);
@@ -705,25 +927,32 @@ static bool is_by_place(const struct ggml * g, void * node) {
     return is_look && base != NULL && g->ggml_nbytes(base) > SMALL / 16;
 }
 
-static bool is_read(const struct ggml * g, void * node, void * source) {
-    (void) source;
-    return !is_by_place(g, node);
+// A source of a node; NULL for one that it has had before.
+static void * source_at(const struct ggml * g, void * node, uint64_t place) {
+    void * const * sources = &AT(void *, node, src);
+    for (uint64_t i = 0; i < place; i++) {
+        if (sources[i] == sources[place]) {
+            return NULL;
+        }
+    }
+    return sources[place];
 }
 
+// The bytes that a node reads and gives, and are handed over: none of one that is judged by its place.
 static uint64_t size_of(const struct ggml * g, void * node) {
     uint64_t size = g->ggml_nbytes(node);
     for (uint64_t i = 0; i < g->at.sources; i++) {
-        void * source = (&AT(void *, node, src))[i];
-        size += source != NULL && is_read(g, node, source) && !is_weight(g, source) ? g->ggml_nbytes(source) : 0;
+        void * source = source_at(g, node, i);
+        size += source != NULL && !is_weight(g, source) ? g->ggml_nbytes(source) : 0;
     }
-    return size;
+    return is_by_place(g, node) ? 0 : size;
 }
 
 static void tell_source(struct watch * w, void * node, void * source) {
     tell_tensor(w, source);
     if (is_weight(w->g, source)) {
         tell_weight(w, source);
-    } else if (is_read(w->g, node, source)) {
+    } else if (!is_by_place(w->g, node)) {
         tell_bytes(w, DATA, source);
     }
 }
@@ -743,8 +972,12 @@ static void before(struct watch * w, void * node) {
         open_part(w);
     }
     find_window(w, node);
+    w->n_cuts = 0, w->inner = false;
+    const uint64_t whole = size_of(g, node);
+    const bool is_part = whole > plan->large && find_cuts(w, node, whole);
+    add(&plan->nodes_cut, is_part);
     tell_tensor(w, node);
-    if (size_of(g, node) > plan->large) {
+    if (whole > plan->large && !is_part) {
         add(&plan->nodes_large, 1);
         for (uint64_t i = 0; i < g->at.sources; i++) {
             void * source = (&AT(void *, node, src))[i];
@@ -760,10 +993,10 @@ static void before(struct watch * w, void * node) {
     int count = 0;
     bool base_told = false;
     for (uint64_t i = 0; i < g->at.sources; i++) {
-        void * source = (&AT(void *, node, src))[i];
+        void * source = source_at(g, node, i);
+        count += (&AT(void *, node, src))[i] != NULL;
         if (source != NULL) {
             tell_source(w, node, source);
-            count++;
             base_told = base_told || source == base;
         }
     }

@@ -152,7 +152,7 @@ class WatchedGraph:
 
     def _take(self, chunk: _Chunk, part: memoryview) -> None:
         if chunk.kind == TENSOR:
-            self._tensors[chunk.at] = self._said(chunk.at, part)
+            self._tensors[chunk.at] = {**self._said(chunk.at, part), "begins": (int(chunk.a), int(chunk.b))}
             self._weights.pop(chunk.at, None)
             self._lacking.discard(chunk.at)
         elif chunk.kind in (DATA, RESULT):

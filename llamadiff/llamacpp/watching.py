@@ -49,8 +49,8 @@ class Plan(ctypes.Structure):
         ("version", ctypes.c_uint64),
         *((name, ctypes.c_int64) for name in ("judge", "from_", "to", "first", "every")),
         *((name, ctypes.c_uint64) for name in ("most", "weights", "large")), ("nodes", ctypes.c_char * 256),
-        *((name, ctypes.c_uint64) for name in ("seen", "watched", "put_off", "partial", "failed", "nodes_large")),
-        *((name, ctypes.c_uint64) for name in ("written", "judged", "kept", "added")),
+        *((name, ctypes.c_uint64) for name in ("seen", "watched", "put_off", "partial", "failed")),
+        *((name, ctypes.c_uint64) for name in ("nodes_large", "nodes_cut", "written", "judged", "kept", "added")),
     ]  # fmt: skip
 
 
@@ -60,7 +60,7 @@ class Bounds:
     none before, and one in ``every`` (1: all, 0: none).
 
     ``nodes``: a pattern of names. So many bytes may wait to be judged (``waiting``), so many of ``weights`` are kept,
-    and a node that reads and gives more than ``large`` is not looked at.
+    and of a node that reads and gives more than ``large`` some rows are judged, or none.
     """
 
     graphs: tuple[int, int] | None = None
@@ -87,7 +87,8 @@ class JudgedGraph:
 class Watched:
     """A program that has ended: its return ``code``, or why it has none; how many graphs it computed and how many of
     them were judged; how many were to be, and were ``put_off`` since the judge was behind, or ``failed`` to be written;
-    how long it ran, and how much of that watching took, in seconds. ``refused``: libraries that could not be read.
+    how many nodes were too ``large`` and left out, or judged ``in_part``; how long it ran, and how much of that was
+    for watching, in seconds. ``refused``: libraries that could not be read.
     """
 
     code: int | None
@@ -97,6 +98,7 @@ class Watched:
     put_off: int
     failed: int
     large: int
+    in_part: int
     seconds: float
     added: float
     refused: tuple[Ggml, ...] = ()
@@ -128,8 +130,8 @@ def watch(
         judge.finish(progress)
         added = min(plan.added / 1e9, 0.999 * seconds)
         refused = tuple(ggml for ggml in judge.ggmls.values() if ggml.refused)
-        return Watched(code, why, plan.seen, judge.graphs, plan.put_off, plan.failed, plan.nodes_large, seconds, added,
-                       refused)  # fmt: skip
+        nodes = plan.nodes_large, plan.nodes_cut
+        return Watched(code, why, plan.seen, judge.graphs, plan.put_off, plan.failed, *nodes, seconds, added, refused)
 
 
 def shim(folder: Path) -> Path:

@@ -116,6 +116,8 @@ def _said(found: Watched, kinds: dict[str, _Kind]) -> list[str]:
         said.append(f"{found.put_off} graphs that were due were left out, since as much as may wait was waiting")
     if found.failed:
         said.append(f"{found.failed} graphs could not be written down")
+    if found.in_part:
+        said.append(f"{found.in_part} nodes were judged by as many of their rows as --max-node has room for")
     if found.large:
         said.append(f"{found.large} nodes were too large to be looked at (--max-node)")
     said += [f"{Path(ggml.path).name}: its tensors cannot be read: {ggml.refused}" for ggml in found.refused]

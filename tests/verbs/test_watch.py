@@ -119,12 +119,64 @@ def test_graphs_of_several_threads(small_model):
 
 
 @pytest.fixture(scope="module")
-def graphs(tmp_path_factory):
-    """A program of C, linked with llama-cpp-python's ggml."""
-    folder, target = library.package().submodule_search_locations[0], tmp_path_factory.mktemp("graphs") / "graphs"
-    words = [f"-L{folder}/lib", f"-Wl,-rpath,{folder}/lib", "-lggml", "-lggml-base", "-lggml-cpu"]
-    subprocess.run(["cc", "-o", target, PROGRAMS.with_name("graphs.c"), *words], check=True)
-    return target
+def made_of(tmp_path_factory):
+    """made_of("graphs.c"): a program of C, linked with llama-cpp-python's ggml."""
+    folder = library.package().submodule_search_locations[0]
+
+    def get(name):
+        target = tmp_path_factory.mktemp("made") / Path(name).stem
+        words = [f"-L{folder}/lib", f"-Wl,-rpath,{folder}/lib", "-lggml", "-lggml-base", "-lggml-cpu"]
+        subprocess.run(["cc", "-o", target, PROGRAMS.with_name(name), *words], check=True)
+        return target
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def graphs(made_of):
+    return made_of("graphs.c")
+
+
+@pytest.fixture(scope="module")
+def large(made_of):
+    return made_of("large.c")
+
+
+@pytest.mark.parametrize(("room", "in_part"), [("1G", 0), ("200K", 13), ("100K", 15)])
+def test_of_nodes_that_are_too_large_a_part_is_judged(room, in_part, large, tmp_path):
+    """Convolutions away from their edges, products, copies, and ops row by row."""
+    report = tmp_path / "report.json"
+    done = watched_by([large], ("--max-node", room, "-o", report))
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert {tap["verdict"] for tap in read(report)["graph"]["taps"]} == {"match"}
+    assert ("13 nodes were judged by as many" in done.stderr) == (in_part == 13)
+    assert (f"{in_part} nodes were judged by as many of their rows" in done.stderr) == (in_part > 0)
+
+
+def test_a_node_of_which_there_is_room_for_no_row_is_unchecked(large):
+    done = watched_by([large], ("--max-node", "20K"))
+    assert done.returncode == 2
+    assert "not looked at: larger than --max-node: IM2COL (1), CONV_2D (1), SOFT_MAX (1)" in " ".join(
+        done.stderr.split()
+    )
+
+
+def test_a_part_that_is_wrong_is_found_where_it_is(large, tmp_path):
+    """At its place in the whole; what is kept of it is run alone."""
+    report, kept = tmp_path / "report.json", tmp_path / "kept"
+    done = watched_by([large, "wrong"], ("--max-node", "200K", "-o", report, "--keep", kept))
+    assert done.returncode == 1, done.stderr
+    (wrong,) = (tap for tap in read(report)["graph"]["taps"] if tap["verdict"] == "wrong")
+    assert (wrong["tap"], wrong["shape"][:3]) == ("pixels", [1, 1, 16])
+    assert wrong["local"]["index"][3] < 64 * 48
+    assert run("replay", *kept.glob("*.safetensors")).returncode == 0
+
+
+@pytest.mark.parametrize("axis", range(4))
+def test_the_place_of_a_value_in_the_whole(axis):
+    part, whole = Node({"begins": (axis, 5)}), Node({})
+    assert whole.place_of((1, 2, 3, 4)) == (1, 2, 3, 4)
+    assert part.place_of((1, 2, 3, 4)) == tuple(at + 5 * (3 - axis == i) for i, at in enumerate((1, 2, 3, 4)))
 
 
 def test_graphs_without_a_scheduler(graphs, tmp_path):
