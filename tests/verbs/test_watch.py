@@ -328,8 +328,12 @@ class Started:
         self.temporary.mkdir()
         environment = {**ENVIRONMENT, "TMPDIR": str(self.temporary), "XDG_CACHE_HOME": str(folder / "cache")}
         command = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "--", *program("text", model, 10**6)]
+        heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may be deaf to it
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         start_new_session=True)  # fmt: skip
+        signal.signal(signal.SIGINT, heard)
+
+    def begin(self):
         self.until(lambda: any(self.temporary.glob("*/weight-*")) or self.graphs())
         time.sleep(0.3)
 
@@ -351,15 +355,24 @@ class Started:
         return not processes_of(self.temporary) and not list(self.temporary.iterdir())
 
 
-def test_the_command_killed_leaves_nothing(small_model, tmp_path):
-    started = Started(tmp_path, small_model())
+@pytest.fixture
+def started(small_model, tmp_path):
+    made = Started(tmp_path, small_model())
+    try:
+        made.begin()
+        yield made
+    finally:
+        made.process.kill()
+        made.process.communicate()
+
+
+def test_the_command_killed_leaves_nothing(started):
     started.process.kill()
     started.process.communicate()
     started.until(started.is_clean)
 
 
-def test_the_program_killed_is_said_and_leaves_nothing(small_model, tmp_path):
-    started = Started(tmp_path, small_model())
+def test_the_program_killed_is_said_and_leaves_nothing(started):
     os.kill(started.pid_of("watched_programs.py text"), signal.SIGKILL)
     _, errors = started.process.communicate(timeout=120)
     assert b"the program itself was killed by signal 9 (SIGKILL)" in errors
@@ -368,8 +381,7 @@ def test_the_program_killed_is_said_and_leaves_nothing(small_model, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_the_programs(number, small_model, tmp_path):
-    started = Started(tmp_path, small_model())
+def test_a_signal_is_the_programs(number, started):
     started.process.send_signal(number)
     _, errors = started.process.communicate(timeout=120)
     assert b"graphs were judged" in errors
