@@ -279,11 +279,16 @@ def watch(
             "--max-node", help="What a node reads and gives; of larger ones some rows are judged.", metavar="BYTES"
         ),
     ] = "1G",
+    llama_cpp: Annotated[
+        list[str] | None,
+        typer.Option("--llama-cpp", help="The Python that runs the program, in a container or by ssh.",
+                     metavar="runner=CMD", show_default=False),
+    ] = None,
     *, reports: Reports,
 ) -> None:  # fmt: skip
     """Run any program that computes ggml graphs, and judge their nodes: vision, speech, images, a server at work."""
     from llamadiff.engines.run_spec import How
-    from llamadiff.llamacpp.watching import Bounds
+    from llamadiff.llamacpp.watch_run import Bounds
     from llamadiff.report.terminal.report import make_console
     from llamadiff.report.watched import print_watched
     from llamadiff.verbs.watch import watch_program
@@ -291,7 +296,7 @@ def watch(
     refuse_collisions([], [*kept(keep), *reports.named])
     sizes = bytes_of(max_waiting, "--max-waiting"), bytes_of(max_weights, "--max-weights")
     bounds = Bounds(range_of(graphs), first, every, nodes, *sizes, bytes_of(max_node, "--max-node"))
-    found = watch_program(program, bounds, How(pictures=reports.pictures), keep)
+    found = watch_program(program, bounds, How(pictures=reports.pictures), keep, settings_of(llama_cpp))
     reports.write_several(found.graphs)
     print_watched(found.graphs, found.said, found.ended, make_console(sys.stderr))
     finish(found.verdict)

@@ -1,4 +1,4 @@
-"""llama.cpp's process where nothing of llamadiff is installed: its own source is sent to it first.
+"""A process of llamadiff's where nothing of that is installed: its own source is sent to it first.
 
 Whatever starts a Python whose standard input and output come through will do: an emulator, a container, ssh.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from llamadiff.system.commands import split
 from llamadiff.system.errors import UserError
 
-# All that the process imports of this package, and nothing that is not Python's own (tests/house/test_house.py).
+# All that such a process imports of this package, and nothing that is not Python's own (tests/llamacpp/test_runner.py).
 MODULES = (
     "llamadiff.llamacpp.blocks", "llamadiff.llamacpp.build_tree", "llamadiff.llamacpp.child_main",
     "llamadiff.llamacpp.compiled", "llamadiff.llamacpp.devices", "llamadiff.llamacpp.errands",
@@ -23,11 +23,13 @@ MODULES = (
     "llamadiff.llamacpp.request", "llamadiff.llamacpp.run", "llamadiff.llamacpp.run_op", "llamadiff.llamacpp.session",
     "llamadiff.llamacpp.shims", "llamadiff.llamacpp.split", "llamadiff.llamacpp.stepper", "llamadiff.llamacpp.steps",
     "llamadiff.llamacpp.tap_names", "llamadiff.llamacpp.tensors", "llamadiff.llamacpp.two_files",
+    "llamadiff.llamacpp.watch_run", "llamadiff.llamacpp.watch_there", "llamadiff.llamacpp.watched_ggml",
     "llamadiff.numerics.types", "llamadiff.system.commands", "llamadiff.system.errors", "llamadiff.system.exits",
     "llamadiff.system.leftovers", "llamadiff.system.libraries", "llamadiff.system.output",
     "llamadiff.system.python_child", "llamadiff.system.started", "llamadiff.system.stops", "llamadiff.trace.taps",
 )  # fmt: skip
-FILES = ("llamadiff/llamacpp/shim.c",)
+FILES = ("llamadiff/llamacpp/shim.c", "llamadiff/llamacpp/watch.c")
+LLAMA_CPP, WATCH = "llamadiff.llamacpp.child_main", "llamadiff.llamacpp.watch_there"  # what can be started
 SHELLS = ("ssh", "adb", "mosh")  # programs whose words a shell reads once more
 
 # What the Python there runs: it reads the sources, of so many bytes, and finds modules among them.
@@ -56,13 +58,13 @@ sys.meta_path.insert(0, Sent())
 if sys.version_info < (3, 10):
     print(json.dumps({"error": "Python " + sys.version.split()[0] + " is too old; give one of 3.10 or later"}))
     exit(1)
-from llamadiff.llamacpp.child_main import main
-main(*sent["words"])
+import importlib
+importlib.import_module(sent["main"]).main(*sent["words"])
 """
 
 
-def started_by(runner: str, *words: str) -> tuple[list[str], bytes]:
-    """The command line that a runner starts llama.cpp's process with, and what it is sent first.
+def started_by(runner: str, *words: str, main: str = LLAMA_CPP) -> tuple[list[str], bytes]:
+    """The command line that a runner starts the ``main`` of a module with, and what it is sent first.
 
     Raises UserError for a runner that is no command.
     """
@@ -72,7 +74,7 @@ def started_by(runner: str, *words: str) -> tuple[list[str], bytes]:
         raise UserError(f"runner={runner}: is no command ({error})") from None
     if not parts:
         raise UserError("runner=: is empty; give the words that start a Python, such as 'docker exec -i box python3'")
-    sources = {"begin": _BEGIN, "words": words, "modules": _sources(), "files": _files()}
+    sources = {"begin": _BEGIN, "main": main, "words": words, "modules": _sources(), "files": _files()}
     sent = json.dumps(sources).encode()
     code = _READ.format(count=len(sent))
     return [*parts, "-c", shlex.quote(code) if Path(parts[0]).stem in SHELLS else code], sent

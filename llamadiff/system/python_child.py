@@ -122,6 +122,32 @@ def take_no_more(memory: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
 
+def end_session(process: int) -> None:
+    """Kill a process that has a session of its own, with all that is in it, where the system has such."""
+    if sys.platform != "win32":
+        with suppress(OSError):
+            os.killpg(process, _KILL)
+
+
+def said_in_a_fork(say: Callable[[], None]) -> tuple[bytes, int]:
+    """What a function prints in a process of its own -> and that process's return code. Nothing where none can fork."""
+    said, code = b"", 0
+    if sys.platform != "win32":
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                os.dup2(write, 1)
+                say()
+                sys.stdout.flush()
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read, "rb") as printed:
+            said = printed.read()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return said, code
+
+
 def give_way() -> None:
     """Compute when nobody else wants to, from now on, where the system can be told so."""
     if sys.platform != "win32":

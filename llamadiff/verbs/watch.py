@@ -10,7 +10,8 @@ from pathlib import Path
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.engines.select import GRAPH, EngineUsed
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.llamacpp.watching import Bounds, JudgedGraph, Watched
+from llamadiff.llamacpp.watch_run import Bounds
+from llamadiff.llamacpp.watching import JudgedGraph, Watched
 from llamadiff.llamacpp.watching import watch as run_watched
 from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
@@ -50,12 +51,17 @@ class _Kind:
 
 
 def watch_program(
-    arguments: Sequence[str], bounds: Bounds, how: How = USUAL, keep: Path | None = None
-) -> ProgramWatched:
-    """Run a program and judge every node of the graphs that ``bounds`` says. Raises UserError.
+    arguments: Sequence[str], bounds: Bounds, how: How = USUAL, keep: Path | None = None,
+    settings: Settings | None = None,
+) -> ProgramWatched:  # fmt: skip
+    """Run a program and judge every node of the graphs that ``bounds`` says.
 
-    ``keep``: a directory for wrong ops, with their inputs.
+    ``keep``: a directory for wrong ops, with their inputs; ``settings``: their runner starts the Python that runs the
+    program. Raises UserError, for other settings too: how ggml is used is the program's own.
     """
+    place = settings or Settings(runner="")
+    if place != Settings(runner=place.runner):
+        raise UserError("watch: of --llama-cpp it takes runner=CMD alone; all else is said to the program itself")
     kinds: dict[str, _Kind] = {}
 
     def tell(graph: JudgedGraph) -> None:
@@ -64,7 +70,7 @@ def watch_program(
         kind.passes, kind.nodes = kind.passes + 1, kind.nodes + len(graph.checks)
         kind.on_device = kind.on_device or graph.on_device
 
-    request = Request("", nodes=True, pictures=how.pictures, settings=Settings(runner=""))
+    request = Request("", nodes=True, pictures=how.pictures, settings=place)
     with made_directory(keep) if keep is not None else nullcontext(None) as folder:
         found = run_watched(arguments, bounds, replace(request, keep=folder), tell, how.progress)
     name, ended = Path(arguments[0]).name, _ended(found)

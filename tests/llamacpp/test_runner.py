@@ -31,7 +31,7 @@ from llamadiff.ggml.repro import load
 from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.request import RUNNER, Settings
-from llamadiff.llamacpp.there import _BEGIN, FILES, MODULES, started_by
+from llamadiff.llamacpp.there import _BEGIN, FILES, LLAMA_CPP, MODULES, WATCH, started_by
 from llamadiff.report.facts import side_facts
 from llamadiff.report.terminal.report import make_console, render
 from llamadiff.result.comparison import Comparison
@@ -70,7 +70,7 @@ def imported(name: str) -> Iterator[str]:
 
 
 def test_what_is_sent_is_all_that_the_process_imports():
-    seen, left = set[str](), ["llamadiff.llamacpp.child_main"]
+    seen, left = set[str](), [LLAMA_CPP, WATCH]
     while left:
         name = left.pop()
         if name.startswith("llamadiff.") and name not in seen:
