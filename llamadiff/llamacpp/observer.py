@@ -283,7 +283,8 @@ class Observer:
         self.place += 1
         if self.telling == TAPS:
             name = tap_of(node, [_seen(source) for source in node.sources])
-            return name is not None and self._is_wanted(name)
+            alone = self.request.settings.on_device  # no kernel of several nodes runs where any of them is looked at
+            return alone or (name is not None and self._is_wanted(name))
         if self.telling == PLACES:
             return self.place in self.places
         self._tell_node(node)

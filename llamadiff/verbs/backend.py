@@ -30,6 +30,7 @@ from llamadiff.trace import taps
 ALONE = (
     "the device computed each node alone: kernels of several nodes, which it has where nobody looks, were not judged"
 )
+UNSEEN = "llamadiff variants with --only callback=off judges the logits that the device gives where nobody looks"
 OPEN = "since on their inputs NaN or Inf is right"
 OPS = {"name": "ggml's ops in NumPy", "version": "float64 and float32"}
 
@@ -197,7 +198,7 @@ def _gaps(rows: Sequence[Row]) -> Iterator[str]:
 
 def _next_steps(rows: Sequence[Row], request: Request) -> tuple[str, ...]:
     if not any(row.verdict == tolerances.WRONG for row in rows):
-        return ()
+        return (UNSEEN,) if request.settings.on_device else ()
     if request.keep is None:
         return ("run llamadiff backend with --keep DIR: it saves each wrong op with its inputs, for a bug report",)
     return (

@@ -19,7 +19,7 @@ from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import GPU, PLAIN, Request
 from llamadiff.llamacpp.schedule import at_random
 from llamadiff.llamacpp.variation import schedule_of, varied
-from llamadiff.numerics import tolerances
+from llamadiff.numerics import metrics, tolerances
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Logits, compare_logits, logit_rows
 from llamadiff.result.variants import DEFAULT, Variant, Variants
@@ -57,10 +57,12 @@ def run_variants(
         seconds = time.perf_counter() - started
         known = replace(request, text=None, tokens=baseline.info.tokens, n_predict=0)
         how = replace(how, diagnose=False, partial=True)
-        rows = [_compared(DEFAULT, opened, baseline, baseline, seconds, how)]
+        by_nodes = _by_nodes(known, how, patience) if on_device(known) else None
+        rows = [_compared(DEFAULT, opened, baseline, baseline, seconds, how, by_nodes)]
         for name in names or variants_of(known):
             how.progress(f"llama.cpp with {name}")
-            rows.append(_tried(name, opened, baseline, replace(known, output=f"{folder}/{len(rows)}"), how, patience))
+            asked = replace(known, output=f"{folder}/{len(rows)}")
+            rows.append(_tried(name, opened, baseline, asked, how, patience, by_nodes))
     info = baseline.info
     return Variants(file.describe(), file.token_texts(info.tokens), info.producer, tuple(rows))
 
@@ -77,8 +79,11 @@ def variants_of(request: Request) -> Iterator[str]:
     yield from (f"device={name}" for name, _, kind in probe(request.settings).devices if kind == GPU)
 
 
-def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how: How, patience: float) -> Variant:
-    """One variant in a process of its own, whatever becomes of it."""
+def _tried(
+    name: str, default: Runnable, baseline: Trace, request: Request, how: How, patience: float,
+    alone: Comparison | None,
+) -> Variant:  # fmt: skip
+    """One variant in a process of its own, whatever becomes of it. ``alone``: the default's nodes, on a device."""
     started = time.perf_counter()
     try:
         request, schedule = varied(request, name), schedule_of(name)
@@ -87,7 +92,9 @@ def _tried(name: str, default: Runnable, baseline: Trace, request: Request, how:
         with Child(request.settings, patience) as child:
             opened, trace = captured(default, request, how.progress, child)
         by_nodes = _by_nodes(request, how, patience) if on_device(request) else None
-        return _compared(name, opened, baseline, trace, time.perf_counter() - started, how, by_nodes)
+        found = _compared(name, opened, baseline, trace, time.perf_counter() - started, how, by_nodes)
+        is_seen = by_nodes is not None or not request.settings.on_device
+        return found if is_seen or alone is None else _by_logits(found, baseline, trace, alone)
     except UserError as error:
         verdict = tolerances.WRONG if isinstance(error, DiedError) else tolerances.UNCHECKED
         said = str(error).removeprefix(f"{request.model}: ")
@@ -139,6 +146,20 @@ def _compared(
         result.headline if wrong else "", _leaves(baseline, trace), _ratio(result), _logits(opened, baseline, trace),
         comparison=result, by_nodes=by_nodes is not None,
     )  # fmt: skip
+
+
+def _by_logits(found: Variant, baseline: Trace, trace: Trace, alone: Comparison) -> Variant:
+    """A run on a device whose nodes cannot be looked at, and of whose taps the arithmetic of CPUs says nothing: its
+    logits, held against those of nodes that were judged each ``alone``. What these may be off by adds up.
+    """
+    if LOGITS not in baseline or LOGITS not in trace:
+        return replace(found, verdict=tolerances.UNCHECKED, wrong=(), judged=0, headline="", comparison=None)
+    off = metrics.nmse(logit_rows(trace[LOGITS]), logit_rows(baseline[LOGITS]), 0)
+    limit = sum(row.local.limit for row in alone.rows if row.local is not None)
+    verdict = tolerances.verdict(off, limit, 10 * limit)
+    said = f"its logits are off by {off:.1e} of those of nodes computed alone; rounding explains {limit:.0e}"
+    wrong, headline = ((LOGITS,), said) if verdict == tolerances.WRONG else ((), "")
+    return replace(found, verdict=verdict, wrong=wrong, judged=1, headline=headline, ratio=None, comparison=None)
 
 
 def _leaves(baseline: Trace, trace: Trace) -> str | None:

@@ -109,10 +109,19 @@ def test_a_right_device_is_a_right_variant(usage):
     """Vulkan against the CPU of the same build."""
     on_vulkan = usage("vulkan")
     folder, name = on_vulkan.options[1], on_vulkan.options[3]
-    words = ["variants", SHIPPED, "--tokens", tokens(64), "--only", f"device={name}", "-o", "json:-"]
+    words = ["variants", SHIPPED, "--tokens", tokens(64), "--only", name, "-o", "json:-"]
     done = asked(Usage(("--llama-cpp", folder), on_vulkan.environment), *words)
     assert done.returncode == 0, done.stderr
     device = json.loads(done.stdout)["variants"][1]
     assert (device["verdict"], device["wrong"], device["top1_agree"]) == ("match", [], True)
     assert device["judged"] > 50
     assert 0 < device["kl"] < 1e-3
+
+
+def test_a_device_is_judged_by_its_nodes_and_by_its_logits_where_nobody_looks(usage):
+    """Where somebody does, no kernel of several nodes runs."""
+    done = asked(usage("vulkan"), "variants", SHIPPED, "--tokens", tokens(16), "--only", "callback=off", "-o", "json:-")
+    assert done.returncode == 0, done.stderr
+    default, unseen = json.loads(done.stdout)["variants"]
+    assert (default["verdict"], unseen["verdict"], unseen["top1_agree"]) == ("match", "match", True)
+    assert default["judged"] > 50 > unseen["judged"]

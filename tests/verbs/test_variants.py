@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from llamadiff.llamacpp.variation import varied
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.report import make_console
 from llamadiff.report.variants import as_json, print_variants
+from llamadiff.result.variants import Variant
+from llamadiff.trace.taps import LOGITS
 from llamadiff.verbs import variants as module
 from llamadiff.verbs.variants import Variants, run_variants, variants_of
 from llamadiff.verbs.verbs import compare
@@ -261,3 +264,16 @@ def test_numbers_that_are_none_are_null(small_model):
     result = found(small_model(), "kv=f16")
     odd = replace(result, rows=(replace(result.rows[0], ratio=float("nan")), result.rows[1]))
     assert json.loads(as_json(odd))["variants"][0]["ratio_to_noise"] is None
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0.0, "match"), (1e-5, "match"), (1e-4, "noise"), (1e-3, "wrong")])
+def test_a_device_where_nobody_looks_is_judged_by_its_logits(off, verdict):
+    """Against those of nodes that were computed alone, of which each may be off a little: 1e-9 in all."""
+    right = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
+    nodes = SimpleNamespace(rows=[SimpleNamespace(local=SimpleNamespace(limit=5e-10)) for _ in range(2)])
+    found = Variant("callback=off", "wrong", 1.0, ("attn_norm-0",), 3, "by the arithmetic of CPUs", ratio=4e4)
+    judged = module._by_logits(found, {LOGITS: right}, {LOGITS: right * np.float32(1 + off)}, nodes)
+    assert (judged.verdict, judged.judged, judged.ratio) == (verdict, 1, None)
+    assert judged.wrong == ((LOGITS,) if verdict == "wrong" else ())
+    assert ("off by 1.0e-06" in judged.headline) == (verdict == "wrong")
+    assert module._by_logits(found, {LOGITS: right}, {}, nodes).verdict == "unchecked"
