@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.repro import load, memory_of, save
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.node_checker import NodeChecker
+from llamadiff.llamacpp.nodes import Node
 from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import tolerances
@@ -265,12 +265,16 @@ def test_of_a_device_it_is_said_that_nodes_were_computed_alone(small_model):
     assert summarize(right, "llama.cpp", "a prefill", on_device=True).headline.endswith("each computed alone")
 
 
+def node_of(name, op, values):
+    """A node that gave these values."""
+    said = {"name": name, "op": op, "type": "f32", "ne": [*reversed(values.shape)], "nb": [*reversed(values.strides)]}
+    return Node(said, data=values)
+
+
 def test_a_function_that_fails_leaves_its_node_unchecked(small_model):
     checker = NodeChecker(Weights(small_model()), Request(""), q8_way())
     x = np.ones((1, 1, 2, 8), np.float32)
-    node = SimpleNamespace(
-        name="norm-0", op="RMS_NORM", type="f32", shape=x.shape, sources=(), tap=None, values=lambda: x
-    )
+    node = node_of("norm-0", "RMS_NORM", x)
     for params in (b"", np.float32(0).tobytes()):  # without its epsilon, and with it
         checker._pending = Op("RMS_NORM", x.shape, "f32", params, (Operand(x),))
         checker.done(node)
@@ -284,9 +288,7 @@ def test_a_node_without_values_has_nothing_that_is_wrong(small_model):
     checker = NodeChecker(Weights(small_model()), Request(""), q8_way())
     none, some = np.empty((1, 1, 0, 8), np.float32), np.ones((1, 1, 2, 8), np.float32)
     for x, y in ((none, none), (some, 2 * some), (some, some)):
-        node = SimpleNamespace(
-            name="l_out", op="ADD", type="f32", shape=x.shape, sources=(), tap=None, values=lambda y=y: y
-        )
+        node = node_of("l_out", "ADD", y)
         checker._pending = Op("ADD", x.shape, "f32", b"", (Operand(x), Operand(x)))
         checker.done(node)
     assert [check.nmse for check in checker.results] == [0.0, 0.0, 0.25]

@@ -24,8 +24,11 @@ def log_probabilities(path: Path, prompts: Sequence[Sequence[int]]) -> list[np.n
 
 
 def answer(path: str, prompts: list[list[int]]) -> list[list[list[float]]]:
-    from llama_cpp import Llama
+    from llama_cpp import Llama, llama_cpp
 
+    settings = llama_cpp.llama_model_default_params()
+    llama_cpp.llama_model_default_params = lambda: settings
+    settings.use_extra_bufts = False  # memories in whose form (AMX's) F16 is multiplied by what nobody has rounded
     cache = {"type_k": F32, "type_v": F32} if ".F32." in path else {}
     room = max(map(len, prompts))
     model = Llama(path, n_ctx=room, n_batch=1, logits_all=True, flash_attn=False, verbose=False, **cache)
