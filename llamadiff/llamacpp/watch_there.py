@@ -95,16 +95,18 @@ def _run(
     for thread in passing:
         thread.start()
     answers = Answers(folder, _asked)
-    while process.poll() is None:
-        while not heard.empty():
-            _heed(json.loads(heard.get()), plan, process)
-        for key in answers.give():
-            voice.say(ggml=asdict(answers.ggmls[key]), key=key)
+    try:
+        while process.poll() is None:
+            while not heard.empty():
+                _heed(json.loads(heard.get()), plan, process)
+            for key in answers.give():
+                voice.say(ggml=asdict(answers.ggmls[key]), key=key)
+            _send(folder, voice)
+            time.sleep(OFTEN)
+        seconds = time.monotonic() - started
         _send(folder, voice)
-        time.sleep(OFTEN)
-    seconds = time.monotonic() - started
-    _send(folder, voice)
-    end_session(process.pid)  # what it has left, which holds its streams
+    finally:
+        end_session(process.pid)  # and what it has left, which holds its streams
     for thread in passing:
         thread.join()
     counts = {name: getattr(plan, name) for name in COUNTS}

@@ -106,13 +106,13 @@ class _There:
             self.ggmls[int(process), int(number)] = Ggml(**said["ggml"])
         elif "stream" in said:
             out = {1: sys.stdout, 2: sys.stderr}[said["stream"]].buffer
-            out.write(stream.read(int(said["size"])))
+            out.write(stream.read(_size(said, MOST_WORDS)))
             out.flush()
         else:
             name = str(said["file"])
             if not (GRAPH.fullmatch(name) or WEIGHT.fullmatch(name)):
                 raise ValueError(name[:100])
-            self._put(name, int(said["size"]), stream)
+            self._put(name, _size(said), stream)
 
     def _put(self, name: str, size: int, stream: IO[bytes]) -> None:
         path = self.folder / f"{name}.part"
@@ -139,6 +139,14 @@ class _There:
         lines = self.log.read(MOST_WORDS).decode("utf-8", "replace").split("\n")
         said = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f" (it said: {said[:200]})" if said else ""
+
+
+def _size(said: Mapping[str, Any], most: int = sys.maxsize) -> int:
+    """How many bytes follow. Raises ValueError for what is no such number."""
+    size = said["size"]
+    if type(size) is not int or not 0 <= size <= most:
+        raise ValueError(f"{str(size)[:20]} bytes")
+    return size
 
 
 @contextmanager
