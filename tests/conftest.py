@@ -51,6 +51,15 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _kept_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What zig keeps of what it compiled, where it cannot be kept at home."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not os.access(Path.home(), os.W_OK):
+            patch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "zig"))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _warm() -> Iterator[None]:
     """llama.cpp's process is forked from a warm one; commands that have a process of their own start it as users do."""
     with pytest.MonkeyPatch.context() as patch:
