@@ -1,8 +1,9 @@
-"""What sees for a text model (an mmproj file), of random weights, as llama.cpp's tools/mtmd/clip.cpp reads it."""
+"""What sees or hears for a text model (an mmproj file), of random weights, as llama.cpp's clip.cpp reads it."""
 
 from __future__ import annotations
 
 import struct
+import wave
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,27 +14,47 @@ import numpy as np
 from models.diffusion_model import affine
 
 STATE, HEADS, LAYERS, WIDE, PATCH, IMAGE = 64, 2, 2, 128, 14, 56  # a picture of 4 x 4 patches
+MEL, STACKED = 80, 4  # of 1500 frames so many at a time
 
 
 def write_vision(path: Path, projector: str, embd: int, seed: int = 1) -> Path:
     """Write one with matrices in F16. ``projector``: how it gives a text model of this width what it has seen."""
-    random = np.random.default_rng(seed)
+    writer = _begun(path, "vision", projector, embd)
+    for key, value in {"image_size": IMAGE, "patch_size": PATCH, "projector.scale_factor": 2}.items():
+        writer.add_uint32(f"clip.vision.{key}", value)
+    for key in ("image_mean", "image_std"):
+        writer.add_array(f"clip.vision.{key}", [0.5, 0.5, 0.5])
+    return _written(path, writer, tensors(projector, embd), seed)
+
+
+def write_hearing(path: Path, embd: int, seed: int = 1) -> Path:
+    """Write a Whisper's encoder with Ultravox's projector."""
+    writer = _begun(path, "audio", "ultravox", embd)
+    for key, value in {"num_mel_bins": MEL, "projector.stack_factor": STACKED}.items():
+        writer.add_uint32(f"clip.audio.{key}", value)
+    return _written(path, writer, _hearing(embd), seed)
+
+
+def _begun(path: Path, kind: str, projector: str, embd: int) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(path, "clip")
-    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_bool(f"clip.has_{kind}_encoder", True)
     writer.add_string("clip.projector_type", projector)
     writer.add_bool("clip.use_gelu", True)
     for key, value in {
-        "image_size": IMAGE, "patch_size": PATCH, "embedding_length": STATE, "feed_forward_length": WIDE,
-        "block_count": LAYERS, "projection_dim": embd, "attention.head_count": HEADS, "projector.scale_factor": 2,
+        "embedding_length": STATE, "feed_forward_length": WIDE, "block_count": LAYERS, "projection_dim": embd,
+        "attention.head_count": HEADS,
     }.items():  # fmt: skip
-        writer.add_uint32(f"clip.vision.{key}", value)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-    for key in ("image_mean", "image_std"):
-        writer.add_array(f"clip.vision.{key}", [0.5, 0.5, 0.5])
-    for name, shape in tensors(projector, embd):
+        writer.add_uint32(f"clip.{kind}.{key}", value)
+    writer.add_float32(f"clip.{kind}.attention.layer_norm_epsilon", 1e-6)
+    return writer
+
+
+def _written(path: Path, writer: gguf.GGUFWriter, named: Iterator[tuple[str, tuple[int, ...]]], seed: int) -> Path:
+    random = np.random.default_rng(seed)
+    for name, shape in named:
         is_norm = "norm" in name or ".ln" in name or "_ln." in name
         middle, scale = (1.0, 0.3) if is_norm and name.endswith("weight") else (0.0, np.prod(shape[1:]) ** -0.5)
-        is_plain = len(shape) < 2 or "position" in name
+        is_plain = len(shape) < 2 or "position" in name or name.endswith("bias")
         values = random.normal(middle, 0.3 if is_plain else scale, shape)
         writer.add_tensor(name, values.astype(np.float32 if is_plain else np.float16))
     writer.write_header_to_file()
@@ -48,15 +69,35 @@ def tensors(projector: str, embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "v.patch_embd.weight", (STATE, 3, PATCH, PATCH)
     yield "v.patch_embd.bias", (STATE,)
     yield "v.position_embd.weight", ((IMAGE // PATCH) ** 2, STATE)
-    for block in (f"v.blk.{layer}" for layer in range(LAYERS)):
+    yield from _blocks("v")
+    yield from PROJECTORS[projector](embd)
+
+
+def _blocks(kind: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for block in (f"{kind}.blk.{layer}" for layer in range(LAYERS)):
         for word in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            yield from affine(f"{block}.{word}", STATE, STATE)
+            has_bias = kind == "v" or word != "attn_k"
+            yield from (
+                affine(f"{block}.{word}", STATE, STATE) if has_bias else [(f"{block}.{word}.weight", (STATE, STATE))]
+            )
         yield from affine(f"{block}.ffn_up", WIDE, STATE)
         yield from affine(f"{block}.ffn_down", STATE, WIDE)
         for word in ("ln1", "ln2"):
             yield from affine(f"{block}.{word}", STATE)
-    yield from affine("v.post_ln", STATE)
-    yield from PROJECTORS[projector](embd)
+    yield from affine(f"{kind}.post_ln", STATE)
+
+
+def _hearing(embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of an encoder and of a projector (models/whisper-enc.cpp)."""
+    for number, width in ((1, MEL), (2, STATE)):
+        yield f"a.conv1d.{number}.weight", (STATE, width, 3)
+        yield f"a.conv1d.{number}.bias", (STATE, 1)
+    yield "a.position_embd.weight", (1500, STATE)
+    yield from _blocks("a")
+    yield "mm.a.norm_pre.weight", (STACKED * STATE,)
+    yield "mm.a.mlp.1.weight", (WIDE, STACKED * STATE)
+    yield "mm.a.norm_mid.weight", (WIDE // 2,)
+    yield "mm.a.mlp.2.weight", (embd, WIDE // 2)
 
 
 def _mlp(embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -80,4 +121,16 @@ def write_picture(path: Path, side: int = IMAGE, seed: int = 0) -> Path:
     made = [struct.pack(">I", len(data)) + word + data + struct.pack(">I", zlib.crc32(word + data))
             for word, data in parts.items()]  # fmt: skip
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(made))
+    return path
+
+
+def write_sound(path: Path, seconds: float = 2.0, seed: int = 0) -> Path:
+    """A WAV of a tone and noise."""
+    time = np.arange(int(16000 * seconds)) / 16000
+    values = 0.3 * np.sin(2 * np.pi * 440 * time) + 0.05 * np.random.default_rng(seed).normal(size=len(time))
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes((32767 * np.clip(values, -1, 1)).astype("<i2").tobytes())
     return path

@@ -16,7 +16,7 @@ import pytest
 from models.diffusion_model import write_diffusion
 from models.small import EMBD
 from models.upscaler_model import write_upscaler
-from models.vision_model import PROJECTORS, write_picture, write_vision
+from models.vision_model import PROJECTORS, write_hearing, write_picture, write_sound, write_vision
 from models.whisper_model import write_whisper
 from optional import lacks, needs
 from places import ROOT
@@ -217,14 +217,19 @@ def chatted(program, lines):
     return said
 
 
-def shown(folder, projector, *more):
-    """How llama-mtmd-cli is started, and what it is told: to look at a picture, and to answer."""
-    vision = write_vision(folder / "v.gguf", projector, EMBD)
+def asked_about(eye_or_ear, word, path, *more):
+    """How llama-mtmd-cli is started, and what it is told: to look at a picture or to listen, and to answer."""
     program = [
-        llama_server.binary("llama-mtmd-cli"), "--model", shipped_model(), "--mmproj", vision, "-n", "6", "-c", "256",
-        "--temp", "0", "-t", "2", "--chat-template", "vicuna", "--no-warmup", *llama_server.unpacked(), *more,
+        llama_server.binary("llama-mtmd-cli"), "--model", shipped_model(), "--mmproj", eye_or_ear, "-n", "6",
+        "-c", "512", "--temp", "0", "-t", "2", "--chat-template", "vicuna", "--no-warmup", *llama_server.unpacked(),
+        *more,
     ]  # fmt: skip
-    return program, (b"/image %s\n" % bytes(write_picture(folder / "p.png")), b"what\n")
+    return program, (b"/%s %s\n" % (word, bytes(path)), b"what\n")
+
+
+def shown(folder, projector, *more):
+    vision, picture = write_vision(folder / "v.gguf", projector, EMBD), write_picture(folder / "p.png")
+    return asked_about(vision, b"image", picture, *more)
 
 
 @pytest.mark.parametrize("projector", PROJECTORS)
@@ -239,6 +244,20 @@ def test_a_picture(projector, attention, tmp_path):
     assert {*found} == {"vision", "text"}
     assert set(verdicts(found)) == {"match"}
     assert {tap["op"] for tap in found["vision"]["taps"]} >= {"IM2COL", "NORM", "GELU", "MUL_MAT"}
+
+
+@pytest.mark.parametrize("attention", ["on", "off"])
+def test_a_sound(attention, tmp_path):
+    """Two seconds of it, in a window of thirty, by a Whisper's encoder."""
+    report = tmp_path / "report.json"
+    hearing, sound = write_hearing(tmp_path / "h.gguf", EMBD), write_sound(tmp_path / "s.wav")
+    program, lines = asked_about(hearing, b"audio", sound, "-fa", attention)
+    watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "-o", report, "--"]
+    assert chatted(watch + program, lines) == chatted(program, lines)
+    found = json.loads(report.read_text("utf-8"))
+    assert {*found} == {"audio", "text"}
+    assert set(verdicts(found)) == {"match"}
+    assert {tap["op"] for tap in found["audio"]["taps"]} >= {"IM2COL", "NORM", "GELU_ERF", "SWIGLU", "MUL_MAT"}
 
 
 def embedding(pooling, *more):
