@@ -19,7 +19,7 @@ from llamadiff.llamacpp.watch_run import COUNTS, GRAPH, OFTEN, WEIGHT, Answers, 
 from llamadiff.llamacpp.watched_ggml import Ggml, asked
 from llamadiff.system.errors import UserError
 from llamadiff.system.python_child import nameless_file
-from llamadiff.system.started import Process, kill, start
+from llamadiff.system.started import APART, Process, kill, start
 from llamadiff.system.stops import passed_on
 from llamadiff.system.supervised import Program, program
 
@@ -155,7 +155,7 @@ def there(arguments: Sequence[str], bounds: Bounds, folder: Path, runner: str) -
     command, sent = started_by(runner, main=WATCH)
     with nameless_file() as log:
         try:
-            process = start(command, kill, stdin=PIPE, stdout=PIPE, stderr=log)
+            process = start(command, kill, stdin=PIPE, stdout=PIPE, stderr=log, **APART)  # Ctrl-C is passed on
         except OSError as error:
             raise UserError(f"runner={runner}: {command[0]} cannot be started ({error.strerror})") from None
         running = _There(runner, folder, bounds, process, log)

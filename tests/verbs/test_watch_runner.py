@@ -148,9 +148,10 @@ def test_the_command_killed_leaves_nothing(started):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_the_programs(number, started):
+@pytest.mark.parametrize("to", [os.kill, os.killpg])  # as kill does it; as the terminal does it
+def test_a_signal_is_the_programs(to, number, started):
     process, folder = started
-    process.send_signal(number)
+    to(process.pid, number)
     _, errors = process.communicate(timeout=120)
     assert b"graphs were judged" in errors
     eventually(lambda: is_clean(folder))
