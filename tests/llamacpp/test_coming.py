@@ -153,17 +153,22 @@ def begun(asked):
         yield trace
 
 
-def test_taps_are_read_before_the_run_is_over(recorded, tmp_path, monkeypatch):
-    """Here it goes on only when the first layer was read."""
-    path, _ = recorded
-    right, seen = TapReader._tap, Future()
+def go_on_after(monkeypatch, awaited):
+    """A run is read on from its last layer only when ``awaited()`` has come."""
+    right = TapReader._tap
 
     def waits(self, answer, data):
         if answer["tap"] == "l_out-1":
-            seen.result(60)
+            awaited().result(60)
         right(self, answer, data)
 
     monkeypatch.setattr(TapReader, "_tap", waits)
+
+
+def test_taps_are_read_before_the_run_is_over(recorded, tmp_path, monkeypatch):
+    path, _ = recorded
+    seen = Future()
+    go_on_after(monkeypatch, lambda: seen)
     with begun(request(path, 40, tmp_path)) as trace:
         first = np.array(trace["l_out-0"])
         assert "sha256" not in trace.info.model
@@ -204,14 +209,8 @@ def test_no_prompt_is_too_long_for_the_room_before_the_taps(recorded, tmp_path, 
 def test_whoever_waits_for_a_run_that_dies_is_told(recorded, tmp_path, monkeypatch):
     """In a run that nobody reads to its end while it lives, so that it does not get there."""
     path, _ = recorded
-    right, dead = TapReader._tap, Future()
-
-    def waits(self, answer, data):
-        if answer["tap"] == "l_out-1":
-            dead.result(60)
-        right(self, answer, data)
-
-    monkeypatch.setattr(TapReader, "_tap", waits)
+    dead = Future()
+    go_on_after(monkeypatch, lambda: dead)
     with Child() as child, coming(request(path, LONG, tmp_path), silent, child) as trace:
         child._process.kill()
         time.sleep(0.3)  # who waits for its end is the child's own
@@ -266,19 +265,13 @@ def test_whoever_goes_early_ends_the_run(recorded, tmp_path):
 def test_nothing_looks_at_all_taps_before_the_first_is_judged(recorded, tmp_path, monkeypatch):
     """In a run that goes on only when the first layer was judged, with and without a candidate."""
     path, kept = recorded
-    right = TapReader._tap
     judged = []
-
-    def waits(self, answer, data):
-        if answer["tap"] == "l_out-1":
-            judged[-1].result(60)
-        right(self, answer, data)
 
     def forget(self, names):
         if "l_out-0" in names and not judged[-1].done():
             judged[-1].set_result(None)
 
-    monkeypatch.setattr(TapReader, "_tap", waits)
+    go_on_after(monkeypatch, lambda: judged[-1])
     monkeypatch.setattr(ComingTrace, "forget", forget)
     for candidate in (None, kept / "engine.safetensors"):
         judged.append(Future())
