@@ -939,11 +939,14 @@ static void * source_at(const struct ggml * g, void * node, uint64_t place) {
 }
 
 // The bytes that a node reads and gives, and are handed over: none of one that is judged by its place.
-static uint64_t size_of(const struct ggml * g, void * node) {
-    uint64_t size = g->ggml_nbytes(node);
+static uint64_t size_of(const struct watch * w, void * node) {
+    const struct ggml * g = w->g;
+    uint64_t size = is_windowed(w, node) ? bytes_in(w, node) : g->ggml_nbytes(node);
     for (uint64_t i = 0; i < g->at.sources; i++) {
         void * source = source_at(g, node, i);
-        size += source != NULL && !is_weight(g, source) ? g->ggml_nbytes(source) : 0;
+        if (source != NULL && !is_weight(g, source)) {
+            size += is_windowed(w, source) ? bytes_in(w, source) : g->ggml_nbytes(source);
+        }
     }
     return is_by_place(g, node) ? 0 : size;
 }
@@ -973,7 +976,7 @@ static void before(struct watch * w, void * node) {
     }
     find_window(w, node);
     w->n_cuts = 0, w->inner = false;
-    const uint64_t whole = size_of(g, node);
+    const uint64_t whole = size_of(w, node);
     const bool is_part = whole > plan->large && find_cuts(w, node, whole);
     add(&plan->nodes_cut, is_part);
     tell_tensor(w, node);
