@@ -53,7 +53,9 @@ def settings_of(producer: Mapping[str, Any]) -> list[str]:
 
 
 def run_fact(comparison: Comparison) -> str:
-    """How many tokens there were."""
+    """How many tokens there were; empty for a program that was watched, of which nobody knows."""
+    if not comparison.tokens:
+        return ""
     count, decoded = len(comparison.tokens), decode_steps(comparison)
     steps = f" and {decoded} decode step{'s' if decoded > 1 else ''}" if decoded else ""
     prefill = count - decoded

@@ -223,7 +223,8 @@ def _subject(c: Comparison) -> Iterator[str]:
     lines = [("model", f"{code(str(c.model.get('file') or 'unknown'))} {', '.join(facts)}")]
     if c.model.get("sha256"):
         lines.append(("sha256", code(str(c.model["sha256"]), 80)))
-    lines.append(("run", run_fact(c) + (f": {token(c.prompt, 300)}" if c.prompt is not None else "")))
+    if c.tokens:
+        lines.append(("run", run_fact(c) + (f": {token(c.prompt, 300)}" if c.prompt is not None else "")))
     for role, side in (("baseline", c.baseline), ("candidate", c.candidate)):
         version = f" {code(str(side['version']), 80)}" if side.get("version") else ""
         settings = " ".join(code(setting, 80) for setting in settings_of(side)[:30])

@@ -22,8 +22,9 @@ def _clauses(producer: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[
     settings = producer.get("settings")
     if isinstance(settings, Mapping):
         stated = [f"{name} {_brief(value)}" for name, value in list(settings.items())[:MOST] if value != ""]
-        yield f"with {', '.join(stated)}"
-    yield f"of {model.get('file')} (sha256 {str(model.get('sha256'))[:12]})"
+        yield from [f"with {', '.join(stated)}"] * bool(stated)
+    known = f" (sha256 {str(model['sha256'])[:12]})" if model.get("sha256") else ""
+    yield f"of {model.get('file')}{known}"
     checked = producer.get(CHECKED)
     if isinstance(checked, Mapping):
         who = f"the {checked.get('engine')} engine of llamadiff {checked.get('llamadiff')}"

@@ -169,6 +169,8 @@ def test_a_part_that_is_wrong_is_found_where_it_is(large, tmp_path):
     (wrong,) = (tap for tap in read(report)["graph"]["taps"] if tap["verdict"] == "wrong")
     assert (wrong["tap"], wrong["shape"][:3]) == ("pixels", [1, 1, 16])
     assert wrong["local"]["index"][3] < 64 * 48
+    assert "judged   by its own graph" in done.stderr
+    assert "tokens" not in done.stderr
     assert run("replay", *kept.glob("*.safetensors")).returncode == 0
 
 

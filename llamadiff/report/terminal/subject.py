@@ -24,12 +24,14 @@ def put_subject(page: Page, comparison: Comparison, full: bool) -> None:
     told = full or _differ_in_version(comparison)
     sides = f"{_producer(page, comparison.baseline, told)} and {_producer(page, comparison.candidate, told)}"
     said = f"{_model(page, comparison.model, full)}: {sides}"
-    said += "" if full else f", {run_fact(comparison)}"
+    run = "" if full else run_fact(comparison)
+    said += f", {run}" if run else ""
     prompt = "" if comparison.prompt is None or full else f" {page.quoted(comparison.prompt, 24)}"
     fits = LABEL + cell_len(said + prompt) <= min(page.width, PROSE)
     page.labelled("compared", said + (prompt if fits else ""))
     if comparison.engine is not None and (comparison.engine.name != NUMPY or full):
-        page.labelled("judged", f"by {_engine(page, comparison.engine)}")
+        whose = "llama.cpp's" if comparison.tokens else "its own"  # a program's that was watched
+        page.labelled("judged", f"by {_engine(page, comparison.engine, whose)}")
     if full and comparison.prompt is not None:
         page.labelled("prompt", page.quoted(comparison.prompt, 400))
     if full:
@@ -42,12 +44,12 @@ def _differ_in_version(comparison: Comparison) -> bool:
     return b.get("name") == c.get("name") and b.get("version") != c.get("version")
 
 
-def _engine(page: Page, engine: EngineUsed) -> str:
+def _engine(page: Page, engine: EngineUsed, whose: str) -> str:
     """Who says what is right."""
     if engine.name == NUMPY:
         return f"{ENGINE}, in NumPy"
     because = f": {ENGINE} does not run this file ({page.data(engine.because, 300)})" if engine.because else ""
-    return f"llama.cpp's graph, each node computed in NumPy{because}"
+    return f"{whose} graph, each node computed in NumPy{because}"
 
 
 def put_preflight(page: Page, comparison: Comparison, full: bool) -> None:
