@@ -75,7 +75,7 @@ def sources(release: str) -> Path:
     """llama.cpp as a release of llama-cpp-python has it, from its source package."""
     folder = FOLDER / f"llama_cpp_python-{release}"
     if not folder.is_dir():
-        run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest",
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", PACKAGE, "--dest",
             FOLDER / "sdist", f"{PACKAGE}=={release}")  # fmt: skip
         with tarfile.open(next((FOLDER / "sdist").glob(f"*-{release}.tar.gz"))) as packed:
             packed.extractall(FOLDER, filter="data")
