@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -401,6 +402,31 @@ def test_a_hostile_candidate_is_one_line(code, said, written):
         found(written(), shlex.join([sys.executable, "-c", code]), 1.0)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_words_that_nobody_reads_are_no_words_of_the_candidates():
+    """Python tells of a pipe that is broken when it lets go of it (3.13; others in development mode)."""
+    code = "import os, time; os.close(0); print(1, flush=True); time.sleep(0.7); os._exit(3)"
+    request = {"arguments": [sys.executable, "-c", code], "talks": True}
+    command = [
+        sys.executable,
+        "-X",
+        "dev",
+        "-W",
+        "ignore",
+        "-c",
+        "from llamadiff.system.supervisor import main; main()",
+    ]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, **pipes) as supervisor:
+        supervisor.stdin.write(json.dumps(request).encode() + b"\n")
+        supervisor.stdin.flush()
+        assert supervisor.stdout.readline() == b"1\n"  # it listens to nobody now
+        supervisor.stdin.write(b"hello\n")
+        supervisor.stdin.flush()
+        assert supervisor.stdout.read() == b'\x00{"code": 3}\n'
+        assert supervisor.stderr.read() == b""
+        supervisor.stdin.close()
 
 
 @pytest.mark.parametrize(
