@@ -69,23 +69,13 @@ def _started(llama_cpp: str = "", runner: str = "") -> _Running:
     log, shared, word = process.nameless_file(), process.nameless_file(), secrets.token_hex(8)
     shared.write(word.encode())
     shared.flush()
-    words, sent = (llama_cpp, str(shared.fileno()), word), b""
+    words, streams = (llama_cpp, str(shared.fileno()), word), {"stderr": log, **process.inherits(shared)}
     if runner:
-        from llamadiff.llamacpp.there import started_by
+        from llamadiff.llamacpp.there import start_there
 
-        command, sent = started_by(runner, *words)
-    else:
-        command = process.command("llamadiff.llamacpp.child_main", *words)
-    try:
-        made = start(command, kill, stdin=PIPE, stdout=PIPE, stderr=log, **process.inherits(shared))
-    except OSError as error:
-        raise UserError(f"runner={runner}: {command[0]} cannot be started ({error.strerror})") from None
-    if sent:
-        assert made.stdin is not None
-        with suppress(BrokenPipeError):
-            made.stdin.write(sent)
-            made.stdin.flush()
-    return _Running(made, log, shared)
+        return _Running(start_there(runner, *words, **streams), log, shared)
+    command = process.command("llamadiff.llamacpp.child_main", *words)
+    return _Running(start(command, kill, stdin=PIPE, stdout=PIPE, **streams), log, shared)
 
 
 class Child:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from subprocess import PIPE
+from typing import Any
 
 from llamadiff.system.commands import split
 from llamadiff.system.errors import UserError
+from llamadiff.system.started import Process, kill, start
 
 # All that such a process imports of this package, and nothing that is not Python's own (tests/llamacpp/test_runner.py).
 MODULES = (
@@ -78,6 +82,20 @@ def started_by(runner: str, *words: str, main: str = LLAMA_CPP) -> tuple[list[st
     sent = json.dumps(sources).encode()
     code = _READ.format(count=len(sent))
     return [*parts, "-c", shlex.quote(code) if Path(parts[0]).stem in SHELLS else code], sent
+
+
+def start_there(runner: str, *words: str, main: str = LLAMA_CPP, **streams: Any) -> Process:
+    """The process itself, which is sent its source. Raises UserError for a runner that cannot be started."""
+    command, sent = started_by(runner, *words, main=main)
+    try:
+        process = start(command, kill, stdin=PIPE, stdout=PIPE, **streams)
+    except OSError as error:
+        raise UserError(f"runner={runner}: {command[0]} cannot be started ({error.strerror})") from None
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # who reads its answers is told how it ended
+        process.stdin.write(sent)
+        process.stdin.flush()
+    return process
 
 
 @cache

@@ -10,16 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from subprocess import PIPE
 from threading import Lock
 from typing import IO, Any, Protocol
 
-from llamadiff.llamacpp.there import WATCH, started_by
+from llamadiff.llamacpp.there import WATCH, start_there
 from llamadiff.llamacpp.watch_run import COUNTS, GRAPH, OFTEN, WEIGHT, Answers, Bounds, Plan, planned, variables
 from llamadiff.llamacpp.watched_ggml import Ggml, asked
 from llamadiff.system.errors import UserError
 from llamadiff.system.python_child import nameless_file
-from llamadiff.system.started import APART, Process, kill, start
+from llamadiff.system.started import APART, Process, kill
 from llamadiff.system.stops import passed_on
 from llamadiff.system.supervised import Program, program
 
@@ -152,19 +151,13 @@ def _size(said: Mapping[str, Any], most: int = sys.maxsize) -> int:
 @contextmanager
 def there(arguments: Sequence[str], bounds: Bounds, folder: Path, runner: str) -> Iterator[_There]:
     """Run a program where a runner's Python is. Raises UserError for a runner that is not there."""
-    command, sent = started_by(runner, main=WATCH)
     with nameless_file() as log:
-        try:
-            process = start(command, kill, stdin=PIPE, stdout=PIPE, stderr=log, **APART)  # Ctrl-C is passed on
-        except OSError as error:
-            raise UserError(f"runner={runner}: {command[0]} cannot be started ({error.strerror})") from None
+        process = start_there(runner, main=WATCH, stderr=log, **APART)  # Ctrl-C is passed on
         running = _There(runner, folder, bounds, process, log)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             with passed_on(lambda number: running.say(signal=number)):
-                with suppress(BrokenPipeError):
-                    process.stdin.write(sent)
                 running.say(arguments=list(arguments), bounds=asdict(bounds))
                 yield running
         finally:

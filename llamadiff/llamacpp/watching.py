@@ -16,7 +16,7 @@ from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.graph_names import GraphNames
 from llamadiff.llamacpp.quantizing import q8_way, way_of
 from llamadiff.llamacpp.request import Request
-from llamadiff.llamacpp.watch_run import GRAPH, OFTEN, Bounds, Plan, files
+from llamadiff.llamacpp.watch_run import GRAPH, OFTEN, Bounds, files
 from llamadiff.llamacpp.watched_ggml import Ggml
 from llamadiff.llamacpp.watched_graph import Head, Held, WatchedGraph, head_of, mapped
 from llamadiff.llamacpp.watched_runs import Watchable, here, there
@@ -72,7 +72,7 @@ def watch(
     with temporary_directory() as folder:
         run = there if request.settings.runner else here
         with run(arguments, bounds, folder, request.settings.runner) as running:
-            judge = _Judge(folder, running.plan, request, tell, running)
+            judge = _Judge(folder, running, request, tell)
             judge.start()
             code, why, seconds = running.end()
         judge.finish(progress)
@@ -88,10 +88,9 @@ class _Judge:
     """Reads what the program's processes write down, in a thread."""
 
     folder: Path
-    plan: Plan
+    running: Watchable
     request: Request
     tell: Callable[[JudgedGraph], None]
-    running: Watchable
     graphs: int = 0
     failure: BaseException | None = None
     _ended: bool = False
@@ -108,7 +107,7 @@ class _Judge:
         """Judge what is left. Raises what went wrong meanwhile."""
         self._ended = True
         while self._thread.is_alive():
-            progress("judging", self.plan.judged >> 20, max(1, self.plan.written >> 20))
+            progress("judging", self.running.plan.judged >> 20, max(1, self.running.plan.written >> 20))
             self._thread.join(0.2)
         if self.failure is not None:
             raise self.failure
@@ -130,7 +129,7 @@ class _Judge:
 
     def _wait(self) -> None:
         """Leave the processor to the program while there is room for half of what may wait."""
-        while not self._ended and 2 * (self.plan.written - self.plan.judged) < self.plan.most:
+        while not self._ended and 2 * (self.running.plan.written - self.running.plan.judged) < self.running.plan.most:
             time.sleep(OFTEN)
 
     def _take(self, path: Path) -> None:
@@ -145,7 +144,7 @@ class _Judge:
                 ggml.structure, self._held, self.request, q8, self.graphs + len(self._begun)
             )
         graph.take(data)
-        self.running.judged(self.plan.judged + len(data))
+        self.running.judged(self.running.plan.judged + len(data))
         if graph.is_whole:
             del self._begun[key]
             self.graphs += 1

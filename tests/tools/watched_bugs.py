@@ -105,9 +105,8 @@ def _is_found(ops: Path, number: int, folder: Path, checkout: Path) -> bool:
     saved = sorted(kept.glob("*.safetensors"))
     again = run(environment, "replay", *saved, "--llama-cpp", checkout).returncode if saved else 0
     elsewhere = run(dict(os.environ), "replay", *saved).returncode if saved else 0
-    right = (wrong, done.returncode, len(saved), again, elsewhere) == (
-        ([node], 1, 1, 1, 0) if number else ([], *[0] * 4)
-    )
+    codes = done.returncode, len(saved), again, elsewhere
+    right = (wrong, codes) == (([node], (1, 1, 1, 0)) if number else ([], (0, 0, 0, 0)))
     said = f"wrong {wrong}, exit {done.returncode}, saved {len(saved)}, replayed {again} and {elsewhere}"
     print(f"{'ok ' if right else 'BAD'} {node or 'no bug'}: {said}; {len(verdicts)} nodes", flush=True)
     return right

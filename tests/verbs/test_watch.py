@@ -17,7 +17,7 @@ from command import in_process_of_its_own, processes_of, run
 from optional import needs
 from places import ROOT
 
-from llamadiff.llamacpp import library, watching
+from llamadiff.llamacpp import library, watch_run
 from llamadiff.llamacpp.graph_names import GraphNames, part_of
 from llamadiff.llamacpp.nodes import Node
 from llamadiff.system import libraries
@@ -149,8 +149,8 @@ def test_of_nodes_that_are_too_large_a_part_is_judged(room, in_part, large, tmp_
     done = watched_by([large], ("--max-node", room, "-o", report))
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
     assert {tap["verdict"] for tap in read(report)["graph"]["taps"]} == {"match"}
-    assert ("13 nodes were judged by as many" in done.stderr) == (in_part == 13)
-    assert (f"{in_part} nodes were judged by as many of their rows" in done.stderr) == (in_part > 0)
+    said = re.search(r"(\d+) nodes were judged by as many of their rows", done.stderr)
+    assert int(said[1] if said else 0) == in_part
 
 
 def test_a_node_of_which_there_is_room_for_no_row_is_unchecked(large):
@@ -434,8 +434,8 @@ def test_a_second_model_has_a_number():
 
 def test_what_both_sides_share_has_one_layout():
     """Plan and struct plan: the fields in one order."""
-    text = Path(watching.__file__).with_name("watch.c").read_text("utf-8")
+    text = Path(watch_run.__file__).with_name("watch.c").read_text("utf-8")
     body = re.sub(r"//.*", "", text.partition("struct plan {")[2].partition("};")[0])
     lines = ["".join(line) for line in re.findall(r"u?int64_t ([^;]+);|char (nodes)\[", body)]
     names = [word for line in lines for word in line.split(", ")]
-    assert names == [name.rstrip("_") for name, _ in watching.Plan._fields_]
+    assert names == [name.rstrip("_") for name, _ in watch_run.Plan._fields_]
