@@ -12,6 +12,8 @@ WHOLE = $(VENV)/with-torch $(VENV)/with-compilers
 # One test a core, and one more: tests wait for processes. Neighbours stay together, for what a file's tests share.
 CORES = $(shell getconf _NPROCESSORS_ONLN)
 PYTEST = -m pytest -n $(shell expr $(CORES) + 1) --maxprocesses 8 --dist worksteal --durations 10
+# A quick test that is not through in ten minutes hangs: its process says where, and ends.
+QUICK = -m "not slow" -o faulthandler_timeout=600
 export OMP_WAIT_POLICY = passive
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
@@ -54,7 +56,7 @@ demo: install  ## the main job on the shipped model, right and then with a bug i
 	$(BIN)/llamadiff demo
 
 test: develop  ## the quick tests, and the recorded traces against the engine; with EXTRAS="torch compilers" all of them
-	$(BIN)/python $(PYTEST) -m "not slow"
+	$(BIN)/python $(PYTEST) $(QUICK)
 	$(BIN)/llamadiff check captures
 
 test-all: $(WHOLE)  ## every test, the slow ones too
@@ -64,7 +66,7 @@ test-all: $(WHOLE)  ## every test, the slow ones too
 builds: $(BUILDS:%=build/%/tested)  ## llama.cpp built three times, and the quick tests on each
 
 build/%/tested: build/%/installed FORCE
-	build/$*/bin/python $(PYTEST) -m "not slow"
+	build/$*/bin/python $(PYTEST) $(QUICK)
 	build/$*/bin/llamadiff check captures
 	build/$*/bin/python tests/tools/kernels.py > $@
 	@cat $@

@@ -13,11 +13,13 @@ import importlib
 import json
 import os
 import pkgutil
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -49,6 +51,7 @@ class Warm:
     def __init__(self, log: IO[bytes], words: Sequence[str]) -> None:
         """``words`` are main's: a build, a descriptor that the process is to have, and what is in that file."""
         self.returncode: int | None = None
+        self._one = threading.Lock()
         stdin, given = os.pipe()
         taken, stdout = os.pipe()
         ends, self._end = socket.socketpair()
@@ -65,21 +68,24 @@ class Warm:
         return int(_NUMBER.unpack(self._end.recv(_NUMBER.size, socket.MSG_WAITALL))[0])
 
     def poll(self) -> int | None:
-        if self.returncode is None:
-            self._end.setblocking(False)
+        if self._one.acquire(blocking=False):  # else another thread waits, and is told
             try:
-                self._end.recv(1, socket.MSG_PEEK)
-            except BlockingIOError:
-                return None
+                if self.returncode is None and select.select([self._end], [], [], 0)[0]:
+                    self._learn()
             finally:
-                self._end.setblocking(True)
-        return self.wait()
+                self._one.release()
+        return self.returncode
 
     def wait(self) -> int:
-        if self.returncode is None:
-            self.returncode = self._told()
-            self._end.close()
+        with self._one:
+            if self.returncode is None:
+                self._learn()
+        assert self.returncode is not None
         return self.returncode
+
+    def _learn(self) -> None:
+        self.returncode = self._told()
+        self._end.close()
 
     def kill(self) -> None:
         if self.poll() is None:
@@ -107,16 +113,12 @@ def serve(number: int) -> None:
     from llamadiff.llamacpp import child_main
     from llamadiff.system.errors import UserError
 
-    ends: dict[int, socket.socket] = {}
-
-    def reap(*_: object) -> None:
-        for child in list(ends):
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                _tell(ends.pop(child), os.waitstatus_to_exitcode(status))
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, reap)
+    died, written = os.pipe()
+    for file in (died, written):
+        os.set_blocking(file, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     for module in pkgutil.iter_modules(llamacpp.__path__, f"{llamacpp.__name__}."):
         importlib.import_module(module.name)
     library = child_main._prepared()
@@ -126,19 +128,26 @@ def serve(number: int) -> None:
     gc.collect()
     gc.freeze()  # or each child would copy what it looks through
     door = socket.socket(fileno=number)
+    ends: dict[int, socket.socket] = {}
     while True:
-        about, files, *_ = socket.recv_fds(door, MOST, 5)
-        if not about:
-            return
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # no child ends before it is written down
-        child = os.fork()
-        if not child:
-            _become(json.loads(about), files[:4], child_main.main)
-        ends[child] = socket.socket(fileno=files.pop())
-        _tell(ends[child], child)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-        for file in files:
-            os.close(file)
+        heard, _, _ = select.select([door, died], [], [])
+        if died in heard:
+            os.read(died, MOST)
+            for child in list(ends):
+                done, status = os.waitpid(child, os.WNOHANG)
+                if done:
+                    _tell(ends.pop(child), os.waitstatus_to_exitcode(status))
+        if door in heard:
+            about, files, *_ = socket.recv_fds(door, MOST, 5)
+            if not about:
+                return
+            child = os.fork()
+            if not child:
+                _become(json.loads(about), files[:4], child_main.main)
+            ends[child] = socket.socket(fileno=files.pop())
+            _tell(ends[child], child)
+            for file in files:
+                os.close(file)
 
 
 def _tell(end: socket.socket, number: int) -> None:
@@ -150,6 +159,7 @@ def _become(about: dict[str, Any], streams: Sequence[int], main: Callable[..., N
     """Be what was asked for, and end."""
     code = 1
     try:
+        signal.set_wakeup_fd(-1)
         for number, file in enumerate(streams):
             os.dup2(file, number)
         os.closerange(SHARED + 1, MOST_FILES)
@@ -158,7 +168,6 @@ def _become(about: dict[str, Any], streams: Sequence[int], main: Callable[..., N
         os.chdir(about["folder"])
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
         main(*about["words"])
         code = 0

@@ -39,6 +39,9 @@ class Watchable(Protocol):
     def end(self) -> tuple[int | None, str, float]:
         """Wait for its end -> its return code, or why it has none, and how many seconds it took."""
 
+    def stop(self) -> None:
+        """End it; from any thread."""
+
 
 class _Here:
     """A program of this machine's."""
@@ -56,6 +59,9 @@ class _Here:
             self.answers.give()
             self.running.wait(OFTEN)
         return *_end_of(self.arguments, self.running), time.monotonic() - self.started
+
+    def stop(self) -> None:
+        self.running.stop()
 
 
 @contextmanager
@@ -98,6 +104,12 @@ class _There:
                 what = f"{type(error).__name__}: {str(error)[:100]}"
                 raise UserError(f"runner={self.runner}: says what nobody understands ({what})") from None
         raise UserError(f"runner={self.runner}: ended before the program did{self._last_words()}")
+
+    def stop(self) -> None:
+        """It is ended there."""
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
 
     def _take(self, said: Mapping[str, Any], stream: IO[bytes]) -> None:
         if "ggml" in said:
@@ -154,15 +166,13 @@ def there(arguments: Sequence[str], bounds: Bounds, folder: Path, runner: str) -
     with nameless_file() as log:
         process = start_there(runner, main=WATCH, stderr=log, **APART)  # Ctrl-C is passed on
         running = _There(runner, folder, bounds, process, log)
-        assert process.stdin is not None
         assert process.stdout is not None
         try:
+            running.say(arguments=list(arguments), bounds=asdict(bounds))
             with passed_on(lambda number: running.say(signal=number)):
-                running.say(arguments=list(arguments), bounds=asdict(bounds))
                 yield running
         finally:
-            with suppress(OSError):
-                process.stdin.close()  # by which the program is ended there
+            running.stop()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
             kill(process)

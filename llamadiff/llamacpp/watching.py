@@ -20,6 +20,7 @@ from llamadiff.llamacpp.watch_run import GRAPH, OFTEN, Bounds, files
 from llamadiff.llamacpp.watched_ggml import Ggml
 from llamadiff.llamacpp.watched_graph import Head, Held, WatchedGraph, head_of, mapped
 from llamadiff.llamacpp.watched_runs import Watchable, here, there
+from llamadiff.system.errors import UserError
 from llamadiff.system.leftovers import temporary_directory
 from llamadiff.system.progress import Progress
 from llamadiff.system.python_child import give_way
@@ -74,7 +75,11 @@ def watch(
         with run(arguments, bounds, folder, request.settings.runner) as running:
             judge = _Judge(folder, running, request, tell)
             judge.start()
-            code, why, seconds = running.end()
+            try:
+                code, why, seconds = running.end()
+            except UserError:
+                judge.check()
+                raise
         judge.finish(progress)
         plan = running.plan
         added = min(plan.added / 1e9, 0.999 * seconds)
@@ -109,6 +114,10 @@ class _Judge:
         while self._thread.is_alive():
             progress("judging", self.running.plan.judged >> 20, max(1, self.running.plan.written >> 20))
             self._thread.join(0.2)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what went wrong, if something did."""
         if self.failure is not None:
             raise self.failure
 
@@ -124,8 +133,9 @@ class _Judge:
                         self._take(self.folder / name)
                     if is_last and not found:
                         return
-        except BaseException as error:  # told to whoever waits for the end
+        except BaseException as error:  # told to whoever waits for the end; the program waits for room, perhaps
             self.failure = error
+            self.running.stop()
 
     def _wait(self) -> None:
         """Leave the processor to the program while there is room for half of what may wait."""

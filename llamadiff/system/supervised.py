@@ -41,6 +41,12 @@ class Program:
         with suppress(subprocess.TimeoutExpired):
             self._supervisor.wait(seconds)
 
+    def stop(self) -> None:
+        """End it; from any thread."""
+        assert self._supervisor.stdin is not None
+        with suppress(OSError):
+            self._supervisor.stdin.close()
+
     def answer(self) -> dict[str, object]:
         """Its return code, or why it could not be run; empty if its supervisor was killed."""
         assert self._supervisor.stdout is not None
@@ -86,10 +92,10 @@ def program(arguments: Sequence[str], environment: Mapping[str, str]) -> Iterato
     assert supervisor.stdout is not None
     running = Program(supervisor)
     try:
+        with suppress(BrokenPipeError):
+            supervisor.stdin.write(json.dumps(request).encode() + b"\n")
+            supervisor.stdin.flush()
         with passed_on(running.told):
-            with suppress(BrokenPipeError):
-                supervisor.stdin.write(json.dumps(request).encode() + b"\n")
-                supervisor.stdin.flush()
             yield running
     finally:
         end(supervisor)

@@ -89,9 +89,6 @@ def _run(
     family.end()
     command.wait()
     if talks:
-        assert command.stdin is not None
-        with suppress(OSError):  # what it was told and did not read; else Python tells of it, on its own
-            command.stdin.close()
         hearing.join(PATIENCE)  # its last words
     if is_alone.is_set():
         leftovers.sweep()
@@ -119,9 +116,9 @@ def _signal(command: Command, lines: Queue[str]) -> None:
 
 
 def _tell(command: Command, lines: Queue[str]) -> None:
-    """Pass lines on to the command."""
+    """Pass lines on to the command. What it does not read is let go of here, or Python would tell of it later."""
     assert command.stdin is not None
-    with suppress(OSError, ValueError):  # it has ended, or does not listen
+    with suppress(OSError, ValueError), command.stdin:  # it has ended, or does not listen
         while True:
             command.stdin.write(lines.get().encode() + b"\n")
             if lines.empty():

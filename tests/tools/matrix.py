@@ -116,7 +116,7 @@ def run(corner: Corner, part: str, folder: Path) -> Outcome:
             _give(folder)
     home.chmod(corner.home)
     command = [*before, python, "-m", "pytest", "-q", "-n", PROCESSES, "--dist", "worksteal", "-m", "not slow",
-               "-p", "no:cacheprovider", "tests"]  # fmt: skip
+               "-o", "faulthandler_timeout=600", "-p", "no:cacheprovider", "tests"]  # fmt: skip
     started = time.monotonic()
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, check=False)
     out, err = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +78,27 @@ def test_what_is_killed_is_gone():
     assert process.returncode == -9
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+def test_some_die_while_others_are_started():
+    last = child.Child()
+    for number in range(200):
+        last._process.kill()
+        time.sleep(number % 8 / 2000)  # it takes some time to die
+        one = child.Child()
+        with last:
+            assert last._process.wait() == -9
+        last = one
+    with last:
+        assert last._process.poll() is None
+
+
+def test_its_end_is_told_to_each_of_several_threads():
+    with child.Child() as one, ThreadPoolExecutor(4) as threads:
+        waiting = [threads.submit(one._process.wait) for _ in range(4)]
+        assert one._process.poll() is None
+        one._process.kill()
+        assert [each.result() for each in waiting] == [-9] * 4
 
 
 def test_it_serves_one_request_after_another(small_model, tmp_path):

@@ -15,6 +15,12 @@ from command import processes_of, run
 from optional import needs
 from places import ROOT
 
+from llamadiff.llamacpp import watching
+from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.llamacpp.watch_run import Bounds
+from llamadiff.system.errors import UserError
+from llamadiff.system.progress import silent
+
 pytestmark = needs("cc")
 PROGRAMS = ROOT / "tests/verbs/watched_programs.py"
 BARE = f"{shlex.quote(sys.executable)} -I -S"
@@ -58,6 +64,19 @@ def test_little_room_makes_the_program_wait_and_loses_nothing(small_model):
     done = watched("text", path, 8, options=("--every", 1, "--max-waiting", "64K"))
     assert done.returncode == 0, done.stderr
     assert "9 of 9 graphs were judged" in done.stderr
+
+
+@pytest.mark.parametrize("runner", ["", BARE], ids=["here", "there"])
+def test_a_judge_that_fails_ends_a_program_that_waits_for_room(runner, small_model, monkeypatch):
+    def fails(_self, path):
+        raise UserError(f"{path.name}: no room")
+
+    monkeypatch.setattr(watching._Judge, "_take", fails)
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    request = Request("", nodes=True, settings=Settings(runner=runner))
+    words = [sys.executable, str(PROGRAMS), "text", str(small_model()), str(10**6)]
+    with pytest.raises(UserError, match=r"graph-\d+-1-0: no room"):
+        watching.watch(words, Bounds(every=1, waiting=1 << 16), request, lambda graph: None, silent)
 
 
 def saying(line):
