@@ -134,7 +134,7 @@ def _pass_on(voice: Voice, number: int, stream: Any) -> None:
 
 def _asked(base: str, cpu: str) -> Ggml:
     """What a library says of itself, in a process of its own: it stays loaded, and may end what loads it."""
-    said, code = said_in_a_fork(lambda: watched_ggml.main(base, cpu))
+    said, code = said_in_a_fork(lambda: watched_ggml.main(base, cpu), watched_ggml.PATIENCE)
     if not said:
         return Ggml(base, refused=how_it_ended(code))
     return Ggml(base, **json.loads(said.splitlines()[-1]))

@@ -19,7 +19,7 @@ from llamadiff.system import python_child
 from llamadiff.system.errors import UserError
 from llamadiff.system.libraries import Loaded
 
-PATIENCE = 60.0  # seconds
+PATIENCE = 60  # seconds
 FIELDS = (  # as watch.c reads them
     "type", "buffer", "ne", "nb", "op", "op_params", "flags", "src", "view_src", "view_offs", "data", "name",
 )  # fmt: skip

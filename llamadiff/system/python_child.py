@@ -129,14 +129,18 @@ def end_session(process: int) -> None:
             os.killpg(process, _KILL)
 
 
-def said_in_a_fork(say: Callable[[], None]) -> tuple[bytes, int]:
-    """What a function prints in a process of its own -> and that process's return code. Nothing where none can fork."""
+def said_in_a_fork(say: Callable[[], None], seconds: int) -> tuple[bytes, int]:
+    """What a function prints in a process of its own, which may take so many ``seconds`` -> and its return code.
+
+    Nothing where none can fork.
+    """
     said, code = b"", 0
     if sys.platform != "win32":
         read, write = os.pipe()
         child = os.fork()
         if not child:
             with suppress(BaseException):
+                signal.alarm(seconds)
                 os.dup2(write, 1)
                 say()
                 sys.stdout.flush()

@@ -15,7 +15,7 @@ from command import processes_of, run
 from optional import needs
 from places import ROOT
 
-from llamadiff.llamacpp import watching
+from llamadiff.llamacpp import watch_there, watched_ggml, watching
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.llamacpp.watch_run import Bounds
 from llamadiff.system.errors import UserError
@@ -77,6 +77,12 @@ def test_a_judge_that_fails_ends_a_program_that_waits_for_room(runner, small_mod
     words = [sys.executable, str(PROGRAMS), "text", str(small_model()), str(10**6)]
     with pytest.raises(UserError, match=r"graph-\d+-1-0: no room"):
         watching.watch(words, Bounds(every=1, waiting=1 << 16), request, lambda graph: None, silent)
+
+
+def test_a_library_that_hangs_there_is_refused(monkeypatch):
+    monkeypatch.setattr(watched_ggml, "PATIENCE", 1)
+    monkeypatch.setattr(watched_ggml, "main", lambda *_: time.sleep(60))
+    assert "SIGALRM" in watch_there._asked("base", "cpu").refused
 
 
 def saying(line):
