@@ -256,8 +256,9 @@ def death(code: int, request: Request, phase: str, log: str, runner: str = "") -
 
 def _unrun(refused: bool, runner: str, log: str) -> UserError:
     """A runner that ended before llama.cpp was ready, or an emulator that ``refused`` an instruction."""
-    words = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
-    said = f" (it said: {words[-1][:300]})" if words else ""
+    from llamadiff.llamacpp.there import last_words
+
+    said = last_words(log)
     if refused:
         return UnrunnableError(
             f"runner={runner}: the CPU there refuses an instruction of this Python or llama.cpp{said}; give another "

@@ -98,6 +98,12 @@ def start_there(runner: str, *words: str, main: str = LLAMA_CPP, **streams: Any)
     return process
 
 
+def last_words(log: str) -> str:
+    """What a runner, or what it runs, said last, for the end of a message; empty if it said nothing."""
+    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
+    return f" (it said: {lines[-1][:300]})" if lines else ""
+
+
 @cache
 def _sources() -> dict[str, str]:
     """The modules and the packages that they lie in, which are empty there."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Any, Protocol
 
-from llamadiff.llamacpp.there import WATCH, start_there
+from llamadiff.llamacpp.there import WATCH, last_words, start_there
 from llamadiff.llamacpp.watch_run import COUNTS, GRAPH, OFTEN, WEIGHT, Answers, Bounds, Plan, planned, variables
 from llamadiff.llamacpp.watched_ggml import Ggml, asked
 from llamadiff.system.errors import UserError
@@ -147,9 +147,7 @@ class _There:
 
     def _last_words(self) -> str:
         self.log.seek(0)
-        lines = self.log.read(MOST_WORDS).decode("utf-8", "replace").split("\n")
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f" (it said: {said[:200]})" if said else ""
+        return last_words(self.log.read(MOST_WORDS).decode("utf-8", "replace"))
 
 
 def _size(said: Mapping[str, Any], most: int = sys.maxsize) -> int:
