@@ -329,7 +329,8 @@ class Started:
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         environment = {**ENVIRONMENT, "TMPDIR": str(self.temporary), "XDG_CACHE_HOME": str(folder / "cache")}
-        command = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "--", *program("text", model, 10**6)]
+        command = [sys.executable, "-m", "llamadiff", "watch", "--every", "1", "--max-waiting", "16M", "--",
+                   *program("text", model, 10**6)]  # fmt: skip
         heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may be deaf to it
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         start_new_session=True)  # fmt: skip

@@ -140,8 +140,8 @@ def started(small_model, tmp_path):
     environment = {**ENVIRONMENT, "TMPDIR": str(tmp_path / "tmp"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
-        command("text", small_model(), 10**6), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,
+        command("text", small_model(), 10**6, options=("--max-waiting", "16M")), env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     signal.signal(signal.SIGINT, heard)
     try:
