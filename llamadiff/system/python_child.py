@@ -12,13 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PF_EXITING, _ENDED = 0x4, (b"Z", b"X")  # linux/sched.h; states of a thread in /proc
 _KILL = 9
 _FAULTS = {getattr(signal, f"SIG{name}", 0) for name in ("ABRT", "SEGV", "BUS", "ILL", "FPE", "SYS", "TRAP")}
 _CHUNK = 1 << 16
-_DYING = 1.0  # seconds that a process takes to die, at most
+_DYING = 5.0 if sys.platform == "linux" else 1.0  # seconds that a process takes to die, at most
 _OFTEN = 0.02  # seconds between two looks
 
 
@@ -68,10 +70,22 @@ def asked(leave: Callable[[], None]) -> queue.Queue[str]:
 
 
 def await_end(parent: int) -> None:
-    """A process that dies closes its files one by one: until it has, what it has locked counts as a living one's."""
+    """Wait for a parent that dies: until its last thread has closed its files, what it has locked is a living one's."""
     until = time.monotonic() + _DYING
-    while os.getppid() == parent and time.monotonic() < until:
+    while _is_dying(parent) and time.monotonic() < until:
         time.sleep(0.001)
+
+
+def _is_dying(parent: int) -> bool:
+    """Whether a parent has begun to end, and is not through with it; whether it is there, where no more is known."""
+    if not Path("/proc/self/task").is_dir():  # no Linux
+        return os.getppid() == parent
+    for thread in Path(f"/proc/{parent}/task").glob("*/stat"):
+        with suppress(OSError):  # it has just ended
+            state, *more = thread.read_bytes().rpartition(b")")[2].split()
+            if state not in _ENDED and int(more[5]) & _PF_EXITING:
+                return True
+    return False
 
 
 def die_with_parent() -> None:

@@ -24,7 +24,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from llamadiff.system import leftovers
-from llamadiff.system.python_child import adopt_orphans, asked, die_with_parent
+from llamadiff.system.python_child import adopt_orphans, asked, await_end, die_with_parent
 from llamadiff.system.started import APART
 from llamadiff.system.stops import SIGNALS
 
@@ -59,7 +59,7 @@ def _run(
     environment: dict[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The command's return code, or why it cannot be run."""
-    is_alone, is_done = Event(), Event()
+    is_alone, is_done, parent = Event(), Event(), os.getppid()
     before = die_with_parent if sys.platform == "linux" else None
     try:
         command = subprocess.Popen(  # noqa: S603
@@ -91,6 +91,7 @@ def _run(
     if talks:
         hearing.join(PATIENCE)  # its last words
     if is_alone.is_set():
+        await_end(parent)
         leftovers.sweep()
     is_done.set()
     return {"code": command.returncode}

