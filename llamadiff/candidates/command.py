@@ -20,6 +20,7 @@ from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system import python_child
 from llamadiff.system.commands import split
 from llamadiff.system.errors import UserError
+from llamadiff.system.leftovers import noted
 from llamadiff.system.started import APART, Process, start
 from llamadiff.system.supervised import end
 from llamadiff.trace.reader import Trace
@@ -112,7 +113,8 @@ def supervised(arguments: list[str], output: BinaryIO, talks: bool = False) -> I
     assert supervisor.stdout is not None
     try:
         with contextlib.suppress(BrokenPipeError):  # killed already: its return code says so
-            supervisor.stdin.write(json.dumps({"arguments": arguments, "talks": talks}).encode() + b"\n")
+            request = {"arguments": arguments, "talks": talks, "noted": noted()}
+            supervisor.stdin.write(json.dumps(request).encode() + b"\n")
             supervisor.stdin.flush()
         yield supervisor
     finally:

@@ -16,6 +16,7 @@ import shutil
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 PREFIX = "llamadiff-"  # of scratch directories
 LONGEST = 200  # bytes of a file's own name that its temporary name repeats
 MAX_NOTES = 1 << 26  # bytes
+PATIENCE, OFTEN = 2.0, 0.02  # seconds that others may take to remove something; between two looks
 
 
 @contextmanager
@@ -98,6 +100,24 @@ def _made(parent: Path, before: str, after: str) -> Iterator[Path]:
     finally:
         if _is_gone(path):
             _left(run)
+
+
+def noted() -> tuple[str, tuple[str, ...]]:
+    """Where it is noted what this process has made so far, and where that lies: for ``remove_again``."""
+    run = _own().run
+    if run is None or run.folder is None:
+        return "", ()
+    return str(run.folder), tuple(map(str, run.parents))
+
+
+def remove_again(folder: str, parents: Iterable[str]) -> None:
+    """Remove what was made in the name of a dead process after others had removed all that is noted in ``folder``."""
+    until = time.monotonic() + PATIENCE
+    while folder and Path(folder).exists() and time.monotonic() < until:  # others are at it
+        time.sleep(OFTEN)
+        sweep()
+    if folder and not Path(folder).exists():
+        _are_gone(_token(Path(folder)), map(Path, parents))
 
 
 def _is_gone(path: Path) -> bool:

@@ -3,7 +3,8 @@
 The request is one JSON line on standard input, which stays open as long as somebody waits for the command; the answer
 is one JSON line on standard output. What the command prints goes to standard error. Of one that ``talks`` all further
 lines are its own, and what it prints comes before the answer, which begins with ``END`` then. One that is given
-``streams`` has these, and the terminal; all further lines are numbers of signals that it is sent.
+``streams`` has these, and the terminal; all further lines are numbers of signals that it is sent. ``noted`` are the
+temporary files of who waits (leftovers.py), in which a command may write after others have removed them.
 
 A process whose parent has died was seen before, while that lived. On Linux none escapes: orphans become children of
 this process.
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from io import BufferedReader
 from queue import Queue
@@ -56,7 +58,7 @@ def main() -> None:
 
 def _run(
     arguments: list[str], talks: bool = False, streams: list[int] | None = None,
-    environment: dict[str, str] | None = None,
+    environment: dict[str, str] | None = None, noted: tuple[str, Sequence[str]] = ("", ()),
 ) -> dict[str, Any]:  # fmt: skip
     """The command's return code, or why it cannot be run."""
     is_alone, is_done, parent = Event(), Event(), os.getppid()
@@ -93,6 +95,8 @@ def _run(
     if is_alone.is_set():
         await_end(parent)
         leftovers.sweep()
+        if os.getppid() != parent:  # it is dead: others may have swept while the command still wrote
+            leftovers.remove_again(*noted)
     is_done.set()
     return {"code": command.returncode}
 

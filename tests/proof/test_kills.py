@@ -112,6 +112,24 @@ def test_kills_leave_nothing_after_the_next_start(place: Place) -> None:
     check_nothing_is_left_after_the_next_start(place)
 
 
+def test_a_candidate_that_writes_on_while_others_sweep_leaves_nothing(place: Place) -> None:
+    """Whoever sweeps first removes the folder in which it writes, and the note of it; it makes the folder again."""
+    (place.folder / "engine.py").write_text(
+        "import os, sys, time\nwhile True:\n    os.makedirs(sys.argv[1], exist_ok=True)\n    time.sleep(0.1)\n",
+        encoding="utf-8",
+    )
+    child = place.start("compare", "m.gguf", *IDS, "--partial", "--candidate", ENGINE_COMMAND)
+    eventually(lambda: processes_of(place.temporary, f"engine.py {place.temporary}"))
+    (supervisor,) = (int(line.split()[0]) for line in processes_of(place.temporary, "llamadiff.system.supervisor"))
+    os.kill(supervisor, signal.SIGSTOP)
+    kill(child)
+    runs = place.cache / "llamadiff" / "runs"
+    eventually(lambda: not runs.exists() or not any(runs.iterdir()))
+    eventually(lambda: any(place.temporary.iterdir()))  # it was made again
+    os.kill(supervisor, signal.SIGCONT)
+    check_nothing_is_left_after_the_next_start(place)
+
+
 @pytest.mark.slow
 def test_200_kills_at_random_moments_leave_nothing_after_the_next_start(place: Place) -> None:
     rng = random.Random(200)
