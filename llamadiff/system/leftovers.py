@@ -102,22 +102,20 @@ def _made(parent: Path, before: str, after: str) -> Iterator[Path]:
             _left(run)
 
 
-def noted() -> tuple[str, tuple[str, ...]]:
-    """Where it is noted what this process has made so far, and where that lies: for ``remove_again``."""
+def noted() -> tuple[str, list[str]] | None:
+    """Where it is noted what this process has made so far, and where that lies: for ``remove_again``. None: nowhere."""
     run = _own().run
-    if run is None or run.folder is None:
-        return "", ()
-    return str(run.folder), tuple(map(str, run.parents))
+    return None if run is None or run.folder is None else (str(run.folder), [*map(str, run.parents)])
 
 
 def remove_again(folder: str, parents: Iterable[str]) -> None:
     """Remove what was made in the name of a dead process after others had removed all that is noted in ``folder``."""
-    until = time.monotonic() + PATIENCE
-    while folder and Path(folder).exists() and time.monotonic() < until:  # others are at it
+    notes, until = Path(folder), time.monotonic() + PATIENCE
+    while notes.exists() and time.monotonic() < until:  # others are at it
         time.sleep(OFTEN)
         sweep()
-    if folder and not Path(folder).exists():
-        _are_gone(_token(Path(folder)), map(Path, parents))
+    if not notes.exists():
+        _are_gone(_token(notes), map(Path, parents))
 
 
 def _is_gone(path: Path) -> bool:

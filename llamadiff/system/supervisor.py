@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from io import BufferedReader
 from queue import Queue
@@ -58,7 +57,7 @@ def main() -> None:
 
 def _run(
     arguments: list[str], talks: bool = False, streams: list[int] | None = None,
-    environment: dict[str, str] | None = None, noted: tuple[str, Sequence[str]] = ("", ()),
+    environment: dict[str, str] | None = None, noted: tuple[str, list[str]] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The command's return code, or why it cannot be run."""
     is_alone, is_done, parent = Event(), Event(), os.getppid()
@@ -95,7 +94,7 @@ def _run(
     if is_alone.is_set():
         await_end(parent)
         leftovers.sweep()
-        if os.getppid() != parent:  # it is dead: others may have swept while the command still wrote
+        if noted and os.getppid() != parent:  # it is dead: others may have swept while the command still wrote
             leftovers.remove_again(*noted)
     is_done.set()
     return {"code": command.returncode}
