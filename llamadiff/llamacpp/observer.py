@@ -268,6 +268,8 @@ class Observer:
             return False
         try:
             node = self.ggml.node(pointer)
+            if not self.ggml.is_computed(node):
+                return False
             if ask:
                 self._note_pass(node)
                 self._note_weights(node)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from llamadiff.llamacpp.layout import Address, declare, tensor_structure
+from llamadiff.llamacpp.layout import FUNCTIONS, Address, declare, ggml_context, tensor_structure
 from llamadiff.llamacpp.library import load
 
 _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments
@@ -24,6 +24,12 @@ _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments
     "ggml_backend_buffer_is_host": (ctypes.c_bool, Address),
     "ggml_backend_tensor_get": (None, Address, Address, ctypes.c_size_t, ctypes.c_size_t),
 }
+_GRAPH_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
+    **FUNCTIONS,
+    "ggml_new_graph": (Address, Address),
+    "ggml_build_forward_expand": (None, Address, Address),
+}
+_COMPUTE = 16  # GGML_TENSOR_FLAG_COMPUTE
 
 
 class Ggml:
@@ -47,6 +53,19 @@ class Ggml:
     def blocks(self, kind: int) -> tuple[int, int]:
         """How many values a block of a type has, and how many bytes."""
         return int(self.lib.ggml_blck_size(kind)), int(self.lib.ggml_type_size(kind))
+
+    @cached_property
+    def flags_computed(self) -> bool:
+        """Whether this ggml flags the nodes that it computes; nodes of branches not taken have no flag (0.26)."""
+        declare(self.lib, _GRAPH_FUNCTIONS)
+        with ggml_context(self.lib) as context:
+            node = self.lib.ggml_scale(context, self.lib.ggml_new_tensor_4d(context, 0, 1, 1, 1, 1), 1.0)
+            self.lib.ggml_build_forward_expand(self.lib.ggml_new_graph(context), node)
+            return bool(self.node(node).tensor.flags & _COMPUTE)
+
+    def is_computed(self, node: Tensor) -> bool:
+        """Whether a node of a graph is one that ggml computes."""
+        return not self.flags_computed or bool(node.tensor.flags & _COMPUTE)
 
     @property
     def layout(self) -> str:

@@ -1,0 +1,45 @@
+"""Nodes of branches that a graph does not take (ggml_build_forward_select): never computed, so never looked at."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from llamadiff.llamacpp.layout import ggml_context
+from llamadiff.llamacpp.observer import NODES, Observer
+from llamadiff.llamacpp.tensors import Ggml
+
+
+@pytest.fixture
+def ggml():
+    return Ggml()
+
+
+def observer_of(ggml: Ggml, sent: list) -> Observer:
+    observer = Observer.__new__(Observer)
+    observer.ggml, observer.telling, observer.is_like_another, observer.failure = ggml, NODES, False, None
+    observer.place, observer.known, observer.opening, observer.passes = -1, set(), None, iter([(0, 1)])
+    observer.start, observer.rows, observer.weights, observer.weights_read = 0, 1, frozenset(), set()
+    observer.request = SimpleNamespace(way=SimpleNamespace(ubatch=0), only_list=True, model="a model")
+    observer.given = SimpleNamespace(tell=lambda *_: None)
+    observer.feed = SimpleNamespace(send=lambda event, *_: sent.append(event))
+    return observer
+
+
+@pytest.mark.parametrize("flags", [True, False])
+def test_a_node_that_is_not_computed_is_not_looked_at(flags, ggml):
+    if not ggml.flags_computed:
+        pytest.skip("this ggml flags no node that it computes: all are computed")
+    ggml.__dict__["flags_computed"] = flags  # an older ggml flags none, and computes all
+    sent: list = []
+    observer = observer_of(ggml, sent)
+    with ggml_context(ggml.lib) as context:
+        leaf = ggml.lib.ggml_new_tensor_4d(context, 0, 4, 1, 1, 1)
+        taken, other = (ggml.lib.ggml_scale(context, leaf, 2.0) for _ in range(2))
+        ggml.lib.ggml_build_forward_expand(ggml.lib.ggml_new_graph(context), taken)
+        assert observer._observe(taken, True, None)
+        assert len(sent) == 1
+        assert observer._observe(other, True, None) != flags
+        assert len(sent) == (1 if flags else 2)
+    assert observer.failure is None
