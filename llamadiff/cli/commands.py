@@ -23,6 +23,7 @@ from llamadiff.cli.options import (
     Expect,
     Explain,
     FailOn,
+    Force,
     Jobs,
     LlamaCpp,
     MaxMean,
@@ -51,6 +52,7 @@ from llamadiff.extras.formats import OF_PORT, OF_SWEEP, OF_TEMPLATES, OF_TOKENS
 from llamadiff.report.formats import OF_OPS, OF_VARIANTS, OF_WATCH, OF_WEIGHTS
 from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError
+from llamadiff.system.output import make_room
 
 if TYPE_CHECKING:
     from llamadiff.engines.run_spec import How
@@ -92,7 +94,7 @@ def compare(
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
     prompt, candidate = prompt_or_trace(prompt, candidate)
-    asked = Asked(prompt, tokens, chat, n_predict, llama_cpp, only)
+    asked = Asked(prompt, tokens, chat, n_predict, llama_cpp, only, takes_candidate=True)
     more = {
         "engine": engine, "explain": explain, "partial": partial, "name_map": name_map, "timeout": timeout,
         "expect": token_ids(expect, "--expect"), "steps": steps,
@@ -147,7 +149,7 @@ def _how(tolerance: Path | None, reports: Reports, engine: str | None = None, **
 def capture(
     model: Model, output: Annotated[Path, typer.Option("-o", "--output", help="The trace to write.")],
     prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, n_predict: NPredict = 0, only: Only = None,
-    llama_cpp: LlamaCpp = None, sketch: Sketch = False, nodes: Nodes = False,
+    llama_cpp: LlamaCpp = None, sketch: Sketch = False, nodes: Nodes = False, force: Force = False,
 ) -> None:  # fmt: skip
     """Run llama.cpp, have the engine judge it, and keep its trace."""
     from llamadiff.engines.run_spec import How
@@ -156,6 +158,7 @@ def capture(
 
     asked = Asked(prompt, tokens, chat, n_predict, llama_cpp, only)
     refuse_collisions([("the model", model), *asked.files], [("--output", output)])
+    make_room(output, force)
     with _progress() as progress:
         if nodes:
             count = verbs.record_nodes(model, asked.run(), output, How(progress=progress))
@@ -237,7 +240,7 @@ def check(
     model: CheckModel = None, candidate: CheckCandidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
     jobs: Jobs = 0, partial: Partial = False, max_mean_kl: MaxMean = None, max_p99_kl: MaxTail = None,
     tolerance: Tolerance = None, fail_on: FailOn = "wrong", annotate: Annotate = False, update: Update = False,
-    *, reports: Reports,
+    force: Force = False, *, reports: Reports,
 ) -> None:  # fmt: skip
     """Check recorded llama.cpp traces, or your engine on their tokens; needs no llama.cpp where the engine runs the
     file."""
@@ -247,7 +250,7 @@ def check(
 
     traces = check_traces.traces_in(paths)
     if update:
-        _update(traces, model, candidate, reports)
+        _update(traces, model, candidate, reports, force)
     files = [("the model", model)] if candidate is None else verbs.compared_files(model, candidate, name_map)
     read = [*(("the trace", path) for path in traces), ("the tolerance file", tolerance), *files]
     refuse_collisions(read, reports.named)
@@ -259,7 +262,7 @@ def check(
     finish(tally.finish(), fail_on)
 
 
-def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, reports: Reports) -> None:
+def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, reports: Reports, force: bool) -> None:
     """Record captures anew, and say what changed."""
     from llamadiff.engines.run_spec import How
     from llamadiff.numerics import tolerances
@@ -271,7 +274,7 @@ def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, r
     verdicts = []
     for path in traces:
         with _progress() as progress:
-            changed = updating.update(path, model, How(progress=progress))
+            changed = updating.update(path, model, How(progress=progress), force)
         typer.echo("\n".join(update_lines(changed)))
         verdicts.append(changed.verdict)
     finish(tolerances.worst_of(verdicts), "wrong")

@@ -29,6 +29,31 @@ MAX_TEXT_FILE = 1 << 26
 STANDARD_INPUT, FILE = "-", "@"  # a value that is read, and what begins the name of a file that is
 LIST = "list"  # a device that is none
 LONGEST_NAME = 255  # characters of a file's name
+FILES = (
+    "bin",
+    "csv",
+    "dat",
+    "dump",
+    "gguf",
+    "h5",
+    "json",
+    "jsonl",
+    "log",
+    "md",
+    "npy",
+    "npz",
+    "onnx",
+    "out",
+    "pkl",
+    "pt",
+    "pth",
+    "raw",
+    "safetensors",
+    "st",
+    "toml",
+    "txt",
+)  # endings of files' names, as engines and people give them
+SEPARATORS = "/\\"  # of folders, on all systems
 ALIKE = 0.85  # of two names, from which on one may be the other misspelt
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
 _BYTES = re.compile("([0-9]{1,15})([KMGkmg]?)")
@@ -46,6 +71,7 @@ class Asked:
     n_predict: int = 0
     llama_cpp: Sequence[str] | None = None
     only: Sequence[str] | None = None
+    takes_candidate: bool = False
 
     @cached_property
     def settings(self) -> Settings:
@@ -61,6 +87,7 @@ class Asked:
         """Raises UserError for what cannot be read."""
         from llamadiff.engines.run_spec import Run
 
+        _refuse_a_path(self.prompt, self.takes_candidate)
         patterns, layers = _taps_and_layers(self.only or ())
         prompt, tokens = prompt_of(self.prompt), token_ids(self.tokens)
         return Run(prompt, tokens, self.chat, self.n_predict, patterns, layers, self.settings)
@@ -96,34 +123,48 @@ def rules_of(tolerance: Path | None) -> tuple[Rule, ...]:
 def prompt_or_trace(prompt: str | None, candidate: str | None) -> tuple[str | None, str | None]:
     """The prompt and the candidate, where a trace was given in the prompt's place: ``compare MODEL TRACE``."""
     if prompt is None or not prompt.endswith(TRACES):
-        if prompt is not None and candidate is None:
-            _refuse_a_path(prompt)
         return prompt, candidate
     if candidate is not None:
         raise UserError(f"{prompt}: is a trace, and --candidate {candidate} is another; give one of them")
     return None, prompt
 
 
-def _refuse_a_path(prompt: str) -> None:
-    """Raise UserError for a prompt of one word that is a file's name, or nearly a trace's.
+def _refuse_a_path(prompt: str | None, takes_candidate: bool) -> None:
+    """Raise UserError for a prompt that is a file's name, or looks like one, and was not given as @FILE.
 
-    An engine that was not looked at would pass as right.
+    An engine that was not looked at, since its dump is elsewhere, would pass as right.
     """
-    path = Path(prompt)
-    if len(prompt.split()) != 1 or len(prompt) > LONGEST_NAME or not path.name:
+    if prompt is None or prompt == STANDARD_INPUT or prompt.startswith(FILE) or len(prompt) > LONGEST_NAME:
         return
+    path = Path(prompt)
     try:
-        if path.exists():
-            kind = "a directory" if path.is_dir() else "a file"
-            raise UserError(f"{prompt}: is {kind} here; give --candidate {prompt} (a prompt of this word: @FILE)")
+        kind = "a directory" if path.is_dir() else "a file" if path.exists() else ""
         traces = [each.name for each in path.parent.iterdir() if each.suffix in TRACES] if "." in path.name else []
-    except OSError:
-        return  # what cannot be listed says nothing
+    except (OSError, ValueError):  # what cannot be listed says nothing
+        kind, traces = "", []
+    as_prompt = f"to run its text: @{prompt}" if kind == "a file" else "as a prompt: @FILE, or - for standard input"
+    if kind and takes_candidate:
+        raise UserError(f"{prompt}: is {kind} here; give --candidate {prompt} ({as_prompt})")
+    if kind:
+        raise UserError(f"{prompt}: is {kind} here; give a prompt ({as_prompt})")
     from difflib import get_close_matches
 
-    meant = next(iter(get_close_matches(path.name, traces, 1, ALIKE)), None)
-    if meant is not None:
-        raise UserError(f"{prompt}: no such trace; {meant} is there (a prompt of these words: @FILE)")
+    meant = next(iter(get_close_matches(path.name, traces, 1, ALIKE)), None) if len(prompt.split()) == 1 else None
+    if meant is not None and takes_candidate:
+        raise UserError(f"{prompt}: no such trace; {meant} is there ({as_prompt})")
+    if not _looks_like_a_path(prompt):
+        return
+    wanted = "give a trace or --candidate that is" if takes_candidate else "give a prompt"
+    raise UserError(f"{prompt}: looks like a path, and nothing is there; {wanted} ({as_prompt})")
+
+
+def _looks_like_a_path(prompt: str) -> bool:
+    """Whether it is one word with a separator or a file's ending, or begins as a path and has such an ending."""
+    ending = prompt.rpartition(".")[2].lower()
+    has_ending = "." in prompt and ending in FILES
+    if len(prompt.split()) != 1:
+        return has_ending and prompt.startswith(("/", "./", "../", "~/"))
+    return has_ending or any(separator in prompt for separator in SEPARATORS)
 
 
 def token_ids(text: str | None, option: str = "--tokens") -> tuple[int, ...]:

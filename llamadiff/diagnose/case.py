@@ -55,6 +55,13 @@ class Recording:
         """The first token of each batch, and that after its last."""
         return list(pairwise(self.edges))
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The engine's shape of a tap. Raises NotRecordedError for one that nobody judged: scores of a long prompt."""
+        try:
+            return self.shapes[name]
+        except KeyError:
+            raise NotRecordedError(name) from None
+
 
 @dataclass(frozen=True)
 class Case:
@@ -165,7 +172,7 @@ class Case:
     def _seen(self, x: Array) -> Array:
         """A result as it is compared: shaped like the tap, defined values alone."""
         if self.channels is None:
-            x = x.reshape(self.run.shapes[self.tap.name])
+            x = x.reshape(self.run.shape(self.tap.name))
         if self.tap.kind.word == "kq":
             x = np.where(self.run.positions[None, :] > self.run.positions[:, None], x.dtype.type(0), x)
         if self.tap.kind.op == "ARGSORT":

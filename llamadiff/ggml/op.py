@@ -20,6 +20,7 @@ from llamadiff.ggml import ops
 from llamadiff.ggml.stored import kept_as
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import rounded
+from llamadiff.numerics.cpu import PARTNER
 from llamadiff.numerics.policies import F32, NATIVE, operands, rounding_type
 from llamadiff.numerics.types import HALVES
 
@@ -167,6 +168,12 @@ def arithmetics(n: Op) -> Iterator[Op]:
     if n.name in ROUNDING:
         yield from (replace(n, exact=False, kernel=kernel) for kernel in ROUNDING[n.name].numbers(n))
     yield replace(n, exact=True)
+
+
+def rounds_to_eight_bits(n: Op) -> bool:
+    """Whether an op rounds activations, or what it stores, to eight bits."""
+    kinds = [n.kind] if n.name not in ROUNDING else [source.kind for source in n.sources if source is not None]
+    return any(PARTNER.get(kind.upper(), "").startswith("Q8") for kind in kinds)
 
 
 def unfollowed(n: Op) -> float:

@@ -21,11 +21,11 @@ def stored_types(trace: Trace) -> dict[str, str]:
 
 def kept(trace: Trace) -> dict[str, str]:
     """The types of the cache, and where the producer says what its CPU does: not as most, how it rounds to eight bits
-    (``q8``), and how it adds float16's numbers (``sums``).
+    (``q8``; UNKNOWN: it was asked, and does not say), and how it adds float16's numbers (``sums``).
     """
     settings = settings_of(trace)
     way, sums = settings.get("q8"), settings.get("sums") or cpu.sums_of(str(trace.info.producer.get("build", "")))
-    eight_bits = {"q8": way} if way in cpu.Q8_WAYS[1:] else {}
+    eight_bits = {"q8": way} if way in (*cpu.Q8_WAYS[1:], cpu.UNKNOWN) else {}
     sums = sums if sums in half_sums.WAYS else ""
     return stored_types(trace) | eight_bits | ({"sums": sums} if sums else {})
 

@@ -26,7 +26,7 @@ from llamadiff.judge.sketching import drift_from, stats_of
 from llamadiff.judge.statistics import held
 from llamadiff.numerics import arithmetic, cpu, metrics, tolerances
 from llamadiff.numerics.closeup import Closeup, closeup
-from llamadiff.numerics.policies import CACHE_V, operand_kind, rounding_type, sums_of
+from llamadiff.numerics.policies import CACHE_V, NATIVE, operand_kind, rounding_type, sums_of
 from llamadiff.trace import taps
 from llamadiff.trace.sketch import RowSketch
 
@@ -185,12 +185,11 @@ class Judge:
         label, right = self._label(source, tap, fitted.policy), fitted.right(seen, source)
         match, shown = self._match(source, tap, label), self.shown.setdefault(source.name, Shown())
         kind = self._kind(tap) if source.multiplies(tap) and not span else None
-        noise = TapNoise(
-            source, seen, right, span, shown, shown.is_exact(kind, label), match, self._kinds(span, tap)
-        )  # fmt: skip
+        noise = TapNoise(source, seen, right, span, shown, shown.is_exact(kind, label), match, self._kinds(span, tap))
+        kinds = noise.kinds | {self._kind(tap)}
         kept = source.precision_of(tap.name)
         bounds = Allowance(right, match, noise.samples, kept, *self._besides(source, tap))
-        found = Judgement(source, seen, fitted, label, Errors.of(seen.told(source, right), right), noise, bounds)
+        found = Judgement(source, seen, fitted, label, Errors.of(seen.told(source, right), right), noise, bounds, kinds)
         if source.name != "baseline" and found.verdict in (tolerances.MATCH, tolerances.NOISE):
             missed = fitted.missed(max(APART * float(found.errors.rows.sum()), bounds.whole))
             shown.note(missed, kind, label if found.verdict == tolerances.MATCH else None, fitted.sizes)
@@ -277,6 +276,7 @@ class Judgement:
     errors: Errors
     noise: TapNoise
     bounds: Allowance
+    kinds: frozenset[str]
 
     @cached_property
     def verdict(self) -> str:
@@ -285,10 +285,19 @@ class Judgement:
         if verdict == tolerances.MATCH and (self.label in arithmetic.EIGHT_BITS or self.is_printed):
             return tolerances.NOISE
         unclear = verdict == tolerances.WRONG and (
-            (self.noise.span and self.noise.is_unclear(self.errors.rows, self.fitted.errors))
+            self.rounds_in_an_unknown_way
+            or (self.noise.span and self.noise.is_unclear(self.errors.rows, self.fitted.errors))
             or (self.is_printed and not self.noise.is_far(self.errors.rows))
         )
         return tolerances.UNCHECKED if unclear else verdict
+
+    @property
+    def rounds_in_an_unknown_way(self) -> bool:
+        """Whether its op, or one in its span, rounds to eight bits, and nobody knows how its ggml does that."""
+        stored = self.source.stored
+        return stored.get("q8") == cpu.UNKNOWN and any(
+            rounding_type(NATIVE, kind, stored).startswith("Q8") for kind in self.kinds
+        )
 
     @property
     def is_printed(self) -> bool:

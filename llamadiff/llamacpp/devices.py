@@ -29,8 +29,6 @@ def _behind(library: Library, server: str) -> Device:
     """The first device of a server: HOST:PORT. Raises UserError where there is no such backend, or no such server."""
     lib = library.lib
     lib.ggml_backend_reg_by_name.restype, lib.ggml_backend_reg_by_name.argtypes = Address, [ctypes.c_char_p]
-    lib.ggml_backend_reg_get_proc_address.restype = Address
-    lib.ggml_backend_reg_get_proc_address.argtypes = [Address, ctypes.c_char_p]
     backend = lib.ggml_backend_reg_by_name(b"RPC")
     add = lib.ggml_backend_reg_get_proc_address(backend, b"ggml_backend_rpc_add_server") if backend else None
     if not add:

@@ -18,6 +18,7 @@ from typing import Any
 from llamadiff.llamacpp.layout import Address, declare
 from llamadiff.llamacpp.request import CPU, GPU, HELPER
 from llamadiff.llamacpp.tensors import Ggml
+from llamadiff.system.libraries import Loaded, file_at
 
 Handle = Any  # the address of a model, or of a context
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, Address)
@@ -63,6 +64,8 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments; llama
     "ggml_backend_dev_description": (_TEXT, Address),
     "ggml_backend_dev_type": (ctypes.c_int, Address),
     "ggml_backend_dev_buffer_type": (Address, Address),
+    "ggml_backend_dev_backend_reg": (Address, Address),
+    "ggml_backend_reg_get_proc_address": (Address, Address, _TEXT),
     "ggml_backend_buft_is_host": (_FLAG, Address),
 }
 
@@ -148,6 +151,16 @@ class Library(ABC):
         """What llama.cpp says of a device."""
         name, words = self.lib.ggml_backend_dev_name(address), self.lib.ggml_backend_dev_description(address)
         return Device(_text(name), _text(words), address, kind_of(self.lib, address))
+
+    def kernels(self) -> Any:
+        """The library that computes on the CPU: ``lib``, or one that ggml loaded by itself (libggml-cpu-haswell.so)."""
+        cpu = next((device for device in self.devices() if device.kind == CPU), None)
+        if cpu is None:
+            return self.lib
+        backend = self.lib.ggml_backend_dev_backend_reg(cpu.address)
+        function = self.lib.ggml_backend_reg_get_proc_address(backend, b"ggml_backend_set_n_threads")
+        path = file_at(Address(function)) if function else None
+        return self.lib if path is None else Loaded(path)
 
     def version(self) -> str:
         """Whose it is, and which ggml it was built with."""

@@ -16,15 +16,16 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
-from llamadiff.ggml.check import NO_FUNCTION, NodeCheck, Recomputed, opened
+from llamadiff.ggml.check import NO_FUNCTION, UNKNOWN_ROUNDING, NodeCheck, Recomputed, opened
 from llamadiff.ggml.device import DeviceArithmetics, replayed, settled
-from llamadiff.ggml.op import Op, Operand, compute, function_of
+from llamadiff.ggml.op import Op, Operand, compute, function_of, rounds_to_eight_bits
 from llamadiff.ggml.repro import save
 from llamadiff.ggml.streamed import streamed
 from llamadiff.llamacpp.nodes import Node
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import Closeup, closeup
+from llamadiff.numerics.cpu import UNKNOWN
 
 Array = NDArray[Any]
 SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, not by its place alone
@@ -83,8 +84,11 @@ class NodeChecker:
             self._report(node, None, problem=f"{type(error).__name__}: {error}")
             return
         assert best is not None
-        self._report(node, best.nmse, best, found, n)
         wrong = best.nmse > 10 * (rule.match + best.rounding)
+        if wrong and self.q8 == UNKNOWN and rounds_to_eight_bits(n):
+            self._report(node, None, problem=UNKNOWN_ROUNDING)
+            return
+        self._report(node, best.nmse, best, found, n)
         if self.request.keep is not None and (self.request.keep_all or wrong or best.estimated):
             path = Path(self.request.keep) / f"{self.step}-{len(self.results):05d}.safetensors"
             save(path, n, best.values, found, node.name, node.in_memory())

@@ -122,7 +122,7 @@ class Observer:
             "threads": self.threads, "remembers": self.remembers,
             "window": asked(self.lib, "llama_model_n_swa", self.model),
             "parts": self._parts(0, self.total), "version": self.library.version(), "build": self.library.flags(),
-            "rounded": rounded_probes(self.lib), **self.library.machine(),
+            "rounded": rounded_probes(self.library.kernels()), **self.library.machine(),
         }})  # fmt: skip
 
     def _structure_alone(self) -> None:

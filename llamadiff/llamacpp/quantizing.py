@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llamadiff.llamacpp.probes import TYPES, near_halves, rounded_probes
 from llamadiff.numerics import cpu
 from llamadiff.numerics.arithmetic import round_q8_k
-from llamadiff.numerics.cpu import AVX, FUSED, NEON, PLAIN
+from llamadiff.numerics.cpu import AVX, FUSED, NEON, PLAIN, UNKNOWN
 from llamadiff.numerics.eight_bits import round_q8_0
 
 Array = NDArray[Any]
@@ -26,10 +26,12 @@ def q8_way() -> str:
 
 
 def way_of(rounded: Mapping[str, str], order: str = "<") -> str:
-    """One of cpu.Q8_WAYS, by ``rounded_probes``; the usual one where they fit none. ``order``: of bytes."""
+    """One of cpu.Q8_WAYS, by ``rounded_probes``; UNKNOWN where they are none, or fit none. ``order``: of bytes."""
     q8_0, q8_k = (_values(name, rounded.get(name, ""), order) for name in TYPES)
-    way = next((way for way in (AVX, NEON, PLAIN) if _same(round_q8_0(probe("Q8_0"), way), q8_0)), AVX)
-    return cpu.q8_way(way, FUSED if _same(round_q8_k(probe("Q8_K"), fused=True), q8_k) else "")
+    ways = (way for way in (AVX, NEON, PLAIN) if _same(round_q8_0(probe("Q8_0"), way), q8_0))
+    fused = (words for words in ("", FUSED) if _same(round_q8_k(probe("Q8_K"), fused=bool(words)), q8_k))
+    way, words = next(ways, None), next(fused, None)
+    return UNKNOWN if way is None or words is None else cpu.q8_way(way, words)
 
 
 def probe(name: str) -> Array:

@@ -76,7 +76,7 @@ def main(base: str, cpu: str) -> None:
         said["places"] = {name: getattr(structure, name).offset for name in FIELDS}
         said["version"] = _version(library)
         with suppress(OSError):
-            said["rounded"] = rounded_probes(Loaded(Path(cpu)) if cpu else None)
+            said["rounded"] = rounded_probes(Loaded(Path(cpu))) if cpu else {}
     except (OSError, UserError) as error:
         said = {"refused": str(error)}
     print(json.dumps(said))

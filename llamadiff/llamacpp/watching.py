@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.graph_names import GraphNames
-from llamadiff.llamacpp.quantizing import q8_way, way_of
+from llamadiff.llamacpp.quantizing import way_of
 from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.watch_run import GRAPH, OFTEN, Bounds, files
 from llamadiff.llamacpp.watched_ggml import Ggml
@@ -149,7 +149,7 @@ class _Judge:
         key, ggml = (head.process, head.number), self.running.ggmls[head.process, head.ggml]
         graph = self._begun.get(key)
         if graph is None:
-            q8 = way_of(ggml.rounded) if ggml.rounded else q8_way()
+            q8 = way_of(ggml.rounded)
             graph = self._begun[key] = WatchedGraph(
                 ggml.structure, self._held, self.request, q8, self.graphs + len(self._begun)
             )

@@ -25,6 +25,7 @@ AVX, NEON, PLAIN = "", "NEON", "plain C"
 # To Q8_K (ggml-quants.c, nearest_int): where the CPU has the instruction, gcc multiplies and adds in one step, which is
 # rounded once: on ARM always.
 FUSED = "fused"
+UNKNOWN = "unknown"  # of a ggml that was asked and gave no answer, or one of no way here
 Q8_WAYS = (AVX, NEON, PLAIN, FUSED, f"{NEON}, {FUSED}", f"{PLAIN}, {FUSED}")
 
 # How float16's numbers are added: in float32, but for ARM's CPUs that multiply float16 and have no SVE. There an output

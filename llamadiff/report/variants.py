@@ -34,6 +34,8 @@ def print_variants(found: Variants, console: Console) -> None:
     """A line for each, and what is to be said of those that are wrong."""
     page = Page(console)
     console.print(Text(f"{shown(str(found.model['file']))} ({found.model['architecture']}), {_tokens(found)}", "bold"))
+    if found.prompt is not None:
+        console.print(Text(page.quoted(found.prompt, 60)))
     console.print(Text(f"{shown(str(found.baseline.get('version', 'llama.cpp')))}\n"))
     console.print(Text(_FORM.format(*_HEAD).rstrip()))
     for row in found.rows:
@@ -120,7 +122,7 @@ def as_json(found: Variants) -> str:
     about: dict[str, Any] = {
         "schema": SCHEMA, "verdict": found.verdict, "model": dict(found.model),
         "tokens": [{"id": token, "text": text} for token, text in found.tokens],
-        "baseline": dict(found.baseline), "variants": [_row(row) for row in found.rows],
+        "prompt": found.prompt, "baseline": dict(found.baseline), "variants": [_row(row) for row in found.rows],
     }  # fmt: skip
     return in_json(about)
 

@@ -48,6 +48,7 @@ class Variants:
     tokens: tuple[tuple[int, str | None], ...]
     baseline: Mapping[str, Any]
     rows: tuple[Variant, ...]
+    prompt: str | None = None
 
     @property
     def verdict(self) -> str:

@@ -85,11 +85,15 @@ def file_with(library: ctypes.CDLL, function: str) -> Path | None:
 
     On Windows always None: a library there loads those beside it before any other.
     """
-    if HERE is WINDOWS:
-        return None
     try:
-        found = ctypes.cast(library[function], ctypes.c_void_p)
+        return file_at(ctypes.cast(library[function], ctypes.c_void_p))
     except AttributeError:
         return None
+
+
+def file_at(address: ctypes.c_void_p) -> Path | None:
+    """The file that code at an address was loaded from; None where that cannot be told, as on Windows."""
+    if HERE is WINDOWS:
+        return None
     place = _DlInfo()
-    return Path(os.fsdecode(place.file)) if ctypes.CDLL(None).dladdr(found, ctypes.byref(place)) else None
+    return Path(os.fsdecode(place.file)) if ctypes.CDLL(None).dladdr(address, ctypes.byref(place)) else None

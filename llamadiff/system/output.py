@@ -31,6 +31,14 @@ def check_target(path: Path) -> None:
         raise UserError(f"{path}: cannot be written (no permission to write in {path.parent})")
 
 
+def make_room(path: Path, force: bool = False) -> None:
+    """Make the folder that a file is to lie in. Raises UserError for a file that is there, but by ``force``."""
+    if path.is_file() and not force and not _is_model(path):
+        raise UserError(f"{path}: is there already; give another name, or --force to overwrite it")
+    with suppress(OSError):  # check_target says what stands in the way
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def _is_model(path: Path) -> bool:
     try:
         with path.open("rb") as file:

@@ -11,7 +11,7 @@ from pathlib import Path
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.engines.select import GRAPH, EngineUsed
-from llamadiff.ggml.check import NO_FUNCTION, NOT_LOOKED_AT, NodeCheck, layers_of
+from llamadiff.ggml.check import NO_FUNCTION, NOT_LOOKED_AT, UNKNOWN_ROUNDING, NodeCheck, layers_of
 from llamadiff.judge.finding import Local
 from llamadiff.judge.preflight.checks import given_rightly
 from llamadiff.llamacpp.capture import Nodes, check_nodes, found_by
@@ -142,7 +142,7 @@ def _badness(row: Row) -> tuple[int, float]:
 
 def _why_unchecked(row: Row) -> str:
     """Why a node is: for most, nobody has written its op."""
-    if row.explained == OPEN or (row.explained or "").startswith(NOT_LOOKED_AT):
+    if row.explained in (OPEN, UNKNOWN_ROUNDING) or (row.explained or "").startswith(NOT_LOOKED_AT):
         return str(row.explained)
     failed = row.explained is not None and not row.explained.startswith(NO_FUNCTION)
     return "since their function failed" if failed else "for want of a function"

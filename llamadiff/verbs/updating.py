@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.judge.sketching import estimated
 from llamadiff.llamacpp.request import Settings
@@ -23,10 +24,10 @@ from llamadiff.verbs.check_traces import model_of
 from llamadiff.verbs.verbs import record
 
 
-def update(path: Path, model: Path | None, how: How) -> Changed:
+def update(path: Path, model: Path | None, how: How, force: bool = False) -> Changed:
     """Record a capture anew, as it says that it was run, and put it in its place when it is complete.
 
-    ``model``: None for the file that it names.
+    ``model``: None for the file that it names; another one than the capture is of is taken by ``force`` alone.
     Raises UserError, and leaves the file as it was, for one that is not llama.cpp's, or that cannot be recorded.
     """
     check_target(path)
@@ -37,6 +38,8 @@ def update(path: Path, model: Path | None, how: How) -> Changed:
     with ExitStack() as stack:
         fresh = stack.enter_context(temporary_directory(path.parent)) / path.name
         own, is_sketch = model or model_of(path, before), before.sketch is not None
+        if not force:
+            _check_model(path, before.info, own)
         after = record(own, _run_of(before.info), fresh, how, is_sketch, before.info.prompt)
         changed = _changed(path, before, after)
         del before, after  # Windows puts nothing in a mapped file's place
@@ -45,6 +48,16 @@ def update(path: Path, model: Path | None, how: How) -> Changed:
         except OSError as error:
             raise unwritten(path, error) from None
     return changed
+
+
+def _check_model(path: Path, info: Info, model: Path) -> None:
+    """Raise UserError for a model that a capture is not of."""
+    named, found = info.model.get("sha256"), ModelFile(model).sha256
+    if named and named != found:
+        raise UserError(
+            f"{path}: is of {info.model.get('file') or 'another model'} (sha256 {str(named)[:12]}), and {model} is "
+            f"another (sha256 {found[:12]}); give that model, or --force to record it anew of this one"
+        )
 
 
 def _run_of(info: Info) -> Run:

@@ -32,6 +32,7 @@ from llamadiff.verbs.judging import judge
 from llamadiff.verbs.scheduled import Shortening, abilities, run_schedule
 
 PATIENCE = 600.0  # seconds that a variant may take
+STAND_IN = (0,)  # tokens of a text that nobody has tokenized yet
 SHORTENING = 120.0  # seconds that a schedule is made shorter for
 _ALWAYS = ("flash_attn=on", "kv=f16", "kv=bf16", "kv=q8_0,flash_attn=on", "kv=q4_0,flash_attn=on", "repack=on")
 _EVER = (
@@ -50,7 +51,7 @@ def run_variants(
         request = request_for(engine or file, run, Path(folder) / "default.safetensors")
         for name in names:
             schedule_of(name)
-            varied(request, name)  # what is no setting is said before anything is run
+            varied(replace(request, tokens=request.tokens or STAND_IN), name)  # what is no setting is said first
         started = time.perf_counter()
         with after_what_the_engine_said(file, used):
             opened, baseline = captured(engine, request, how.progress, child)
@@ -64,7 +65,7 @@ def run_variants(
             asked = replace(known, output=f"{folder}/{len(rows)}")
             rows.append(_tried(name, opened, baseline, asked, how, patience, by_nodes))
     info = baseline.info
-    return Variants(file.describe(), file.token_texts(info.tokens), info.producer, tuple(rows))
+    return Variants(file.describe(), file.token_texts(info.tokens), info.producer, tuple(rows), info.prompt)
 
 
 def variants_of(request: Request) -> Iterator[str]:

@@ -112,6 +112,11 @@ def unclear(whose: str, rows: Sequence[Row]) -> Said:
     """That a span is off by as much as a rounding that cannot be seen may leave."""
     first = rows[0]
     assert first.local is not None
+    if not first.span:
+        return Said(
+            f"{first.tap} cannot be judged: how {whose} rounds to eight bits is not known",
+            (f"its ggml gave no answer that is known, and {first.tap} is off by an NMSE of {first.local.nmse:.1e}",),
+        )
     where = f"{first.span[0]} to {first.span[-1]}"
     attends = any(name.startswith(ATTENTION) for name in (*first.span, first.tap))
     may = "rounding to 8 or 16 bits, or a cache of 4 bits," if attends else "rounding to 8 or 16 bits"

@@ -10,7 +10,7 @@ import pytest
 from command import run
 from models import small
 
-from llamadiff.cli.inputs import prompt_or_trace
+from llamadiff.cli.inputs import Asked, prompt_or_trace
 from llamadiff.trace.reader import Trace
 
 
@@ -35,7 +35,7 @@ def lettered(path: Path, **options: object) -> Path:
 
 def tokens_of(folder: Path, *args: object, given: bytes = b"") -> str:
     """The texts of the tokens that a capture has run, in one."""
-    done = run("capture", folder / "m.gguf", *args, "-o", folder / "t.safetensors", given=given)
+    done = run("capture", folder / "m.gguf", *args, "--force", "-o", folder / "t.safetensors", given=given)
     assert done.returncode == 0, done.stderr
     texts = ["<unk>", "<s>", "</s>", " ", *"abcdefghijklmnopqrstuvwxyz", "\n"]
     return "".join(texts[token] for token in Trace.open(folder / "t.safetensors").info.tokens)
@@ -105,18 +105,36 @@ def test_what_is_there_is_no_prompt(prompt, says, small_model, tmp_path, monkeyp
     (tmp_path / "engine.log").touch()
     done = run("compare", small_model(), prompt)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{prompt}: {says}; give --candidate {prompt} (a prompt of this word: @FILE)" in done.stderr
+    assert f"{prompt}: {says}; give --candidate {prompt} (" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
-def test_a_word_that_is_like_no_trace_is_a_prompt(tmp_path, monkeypatch):
+@pytest.mark.parametrize("command", ["backend", "capture", "compare", "loss", "variants"])
+@pytest.mark.parametrize("prompt", ["dumps/", "out/run1.log", "mine.st", "./my dumps/run 1.npz", "here"])
+def test_what_looks_like_a_path_is_no_prompt(prompt, command, small_model, tmp_path, monkeypatch):
+    """A CI whose engine wrote nothing would be green."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").touch()
+    other = {"loss": [small_model("llama", "Q8_0")], "capture": ["-o", "t.safetensors"]}
+    done = run(command, small_model(), *other.get(command, []), prompt)
+    assert (done.returncode, done.stdout) == (2, "")
+    says = "is a file here" if prompt == "here" else "looks like a path, and nothing is there"
+    assert f"{prompt}: {says}; give " in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["backend", "compare", "variants"])
+def test_each_report_shows_what_was_run(command, tmp_path):
+    options = ("--only", "threads=1") if command == "variants" else ()
+    done = run(command, lettered(tmp_path / "m.gguf"), "once upon a time", *options)
+    assert '"once upon a time"' in "".join(done.stdout.splitlines(keepends=True)[:9])
+
+
+@pytest.mark.parametrize(
+    "prompt", ["mine", "safetensors", "Once upon a mine.safetensor", "e.g.", "x" * 9999 + ".", "I like /usr/bin."]
+)
+def test_a_text_is_a_prompt(prompt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.safetensors").touch()
-    for prompt in (
-        "mine",
-        "safetensors",
-        "Once upon a mine.safetensor",
-        "e.g.",
-        "x" * 9999 + ".",
-        "/no/mine.safetensor",
-    ):
-        assert prompt_or_trace(prompt, None) == (prompt, None)
+    assert Asked(prompt).run().prompt == prompt
+    assert prompt_or_trace(prompt, None) == (prompt, None)

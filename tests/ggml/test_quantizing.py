@@ -19,13 +19,20 @@ from llamadiff.ggml.repro import load, save
 from llamadiff.judge.lanes import policies_for
 from llamadiff.judge.settings import kept, stored_types
 from llamadiff.llamacpp import probes
+from llamadiff.llamacpp.installed import Installed
+from llamadiff.llamacpp.interface import FUNCTIONS
+from llamadiff.llamacpp.layout import declare
+from llamadiff.llamacpp.nodes import Node
+from llamadiff.llamacpp.probes import rounded_probes
 from llamadiff.llamacpp.quantizing import probe, q8_way, way_of
+from llamadiff.llamacpp.readers import NodeReader, TapReader
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import arithmetic, cpu, eight_bits, tolerances
 from llamadiff.numerics.policies import NATIVE, rounding_type
 from llamadiff.numerics.rounding_tap import Carrier
+from llamadiff.system.libraries import Loaded
 from llamadiff.trace.metadata import Info
-from llamadiff.verbs.verbs import diff, record
+from llamadiff.verbs.verbs import diff, graph, record
 
 OTHERS = (cpu.NEON, cpu.PLAIN)
 X = probe("Q8_0").reshape(-1, 256)[:4]
@@ -51,7 +58,8 @@ def one_by_one(x: np.ndarray, way: str) -> np.ndarray:
 def test_a_way_is_what_the_sources_say_and_known_from_what_it_gives(way):
     x = np.concatenate([X, -X])
     assert np.array_equal(eight_bits.round_q8_0(x, way), one_by_one(x, way))
-    assert way_of({"Q8_0": blocks("Q8_0", one_by_one(probe("Q8_0"), way))}) == way
+    q8_k = blocks("Q8_K", q8_k_one_by_one(probe("Q8_K"), fused=False))
+    assert way_of({"Q8_0": blocks("Q8_0", one_by_one(probe("Q8_0"), way)), "Q8_K": q8_k}) == way
 
 
 def blocks(name: str, values: np.ndarray, order: str = "<") -> str:
@@ -84,30 +92,81 @@ def test_a_product_that_is_rounded_once_is_told_from_one_that_is_rounded_twice(f
     assert not np.array_equal(arithmetic.round_q8_k(x, not fused), expected)
     for order in "<>":
         said = {"Q8_K": blocks("Q8_K", q8_k_one_by_one(probe("Q8_K"), fused), order)}
+        assert way_of(said, order) == cpu.UNKNOWN  # of Q8_0 it says nothing
+        said["Q8_0"] = blocks("Q8_0", one_by_one(probe("Q8_0"), cpu.AVX), order)
         assert way_of(said, order) == (cpu.FUSED if fused else "")
     way = cpu.q8_way(cpu.NEON, cpu.FUSED if fused else "")
     assert np.array_equal(arithmetic.rounded(x, arithmetic.as_cpu("Q8_K", way)), expected)
     assert arithmetic.as_cpu("Q8_0", way) == "Q8_0 NEON"
 
 
-def test_an_unknown_way_is_taken_for_the_usual_one():
-    assert way_of({"Q8_0": blocks("Q8_0", np.ones((8, 32), np.float32))}) == cpu.AVX
-    assert way_of({}) == cpu.AVX
+def test_no_answer_is_no_way():
+    assert way_of({"Q8_0": blocks("Q8_0", np.ones((8, 32), np.float32))}) == cpu.UNKNOWN
+    assert way_of({}) == cpu.UNKNOWN
 
 
 def test_this_machines_ggml_has_one_of_them(small_model, tmp_path):
-    """And its captures say which; without ggml the usual one is assumed."""
+    """And its captures say which."""
     assert q8_way() in cpu.Q8_WAYS
     trace = record(small_model("llama", "Q8_0"), Run(tokens=(1, 5)), tmp_path / "t.safetensors")
     assert trace.info.producer["settings"]["q8"] == q8_way()
 
 
-def test_without_ggml_the_usual_way_is_assumed(monkeypatch):
+def test_without_ggml_no_way_is_assumed(monkeypatch):
     def missing(stem: str) -> None:
         raise AttributeError(stem)
 
     monkeypatch.setattr(probes, "load", missing)
-    assert way_of(probes.rounded_probes()) == cpu.AVX
+    assert way_of(probes.rounded_probes()) == cpu.UNKNOWN
+
+
+def silent(function):
+    """A run whose ggml cannot be asked how it rounds; what it tells comes through ``function`` alone."""
+
+    def began(self, answer, data):
+        function(self, {**answer, "rounded": {}}, data)
+
+    return began
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0.0, "match"), (1e-3, "unchecked")])
+def test_where_no_way_is_known_no_product_is_wrong(off, verdict, small_model, tmp_path, monkeypatch):
+    """Neither a node nor a tap; what fits a way that is known is right."""
+    right = Node.values
+
+    def shaken(self):
+        return right(self) * np.float32(1 + off * (self.name == "ffn_up-0"))
+
+    for reader in (TapReader, NodeReader):
+        monkeypatch.setattr(reader, "_began", silent(reader._began))
+    monkeypatch.setattr(Node, "values", shaken)
+    run = Run(tokens=(1, 5, 9))
+    found = graph(small_model("llama", "Q8_0"), run)
+    assert found.verdict == verdict
+    assert [row.tap for row in found.rows if row.verdict != "match"] == ([] if not off else ["ffn_up-0"])
+    assert ("how this ggml rounds to eight bits is not known" in found.headline + "".join(found.proof)) == bool(off)
+    monkeypatch.undo()
+    monkeypatch.setattr(TapReader, "_began", silent(TapReader._began))
+    trace = record(small_model("llama", "Q8_0"), run, tmp_path / "t.safetensors")
+    assert trace.info.producer["settings"]["q8"] == cpu.UNKNOWN
+    values = {name: np.array(trace[name]) for name in trace}
+    values["ffn_up-0"] *= np.float32(1 + off)
+    there = Trace(trace.info, values, trace.dtypes)
+    found = diff(there, there, small_model("llama", "Q8_0"))
+    assert found.verdict == verdict
+    assert ("rounds to eight bits is not known" in found.headline) == bool(off)
+
+
+@pytest.mark.parametrize("exported", [True, False])
+def test_the_library_that_computes_is_asked(exported):
+    """A backend that ggml loaded by itself exports how it rounds, and libllama does not (as in all binary releases)."""
+    library = Installed()
+    library.lib.llama_backend_init()
+    if not exported:
+        library.lib = Loaded(library.lib._name)  # nothing behind it
+        declare(library.lib, FUNCTIONS)
+    assert way_of(rounded_probes(library.kernels())) == q8_way()
+    assert exported or "ggml-cpu" in str(library.kernels()._name)
 
 
 def product(way: str, kind: str = "q8_0") -> Op:

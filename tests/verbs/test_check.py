@@ -371,6 +371,31 @@ def test_update_says_what_changed_in_numbers(captures, small_model, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["t.safetensors"]
 
 
+def test_update_with_another_model_is_refused(captures, small_model, tmp_path):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(before := (captures / "a.safetensors").read_bytes())
+    words = ("check", path, "--model", small_model(kind="F16"), "--update")
+    done = run(*words)
+    assert (done.returncode, path.read_bytes()) == (2, before)
+    assert f"{path}: is of " in done.stderr
+    assert "or --force to record it anew" in done.stderr
+    assert run(*words, "--force").returncode == 0
+    assert path.read_bytes() != before
+
+
+def test_a_capture_is_not_overwritten(small_model, tmp_path):
+    """And its folder is made, as docs/ci.md's first command needs it."""
+    path = tmp_path / "new" / "captures" / "t.safetensors"
+    words = ("capture", small_model(), "--tokens", "1,17,5", "-o", path)
+    assert run(*words).returncode == 0
+    before = path.read_bytes()
+    done = run(*words, "--n-predict", "1")
+    assert (done.returncode, path.read_bytes()) == (2, before)
+    assert done.stderr == f"llamadiff: {path}: is there already; give another name, or --force to overwrite it\n"
+    assert run(*words, "--n-predict", "1", "--force").returncode == 0
+    assert path.read_bytes() != before
+
+
 def test_update_keeps_how_it_was_recorded(small_model, tmp_path):
     model = small_model()
     for name, more in {"s": ["--sketch"], "d": ["--n-predict", 2], "l": ["--only", 1, "--llama-cpp", "kv=f16"]}.items():

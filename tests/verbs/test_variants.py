@@ -16,6 +16,7 @@ from optional import lacks
 from llamadiff import UserError
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.llamacpp.request import Request, Settings, Way
+from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.llamacpp.variation import varied
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.report import make_console
@@ -277,3 +278,11 @@ def test_a_device_where_nobody_looks_is_judged_by_its_logits(off, verdict):
     assert judged.wrong == ((LOGITS,) if verdict == "wrong" else ())
     assert ("off by 1.0e-06" in judged.headline) == (verdict == "wrong")
     assert module._by_logits(found, {LOGITS: right}, {}, nodes).verdict == "unchecked"
+
+
+@pytest.mark.parametrize("name", [*WAYS, "schedule=5", "kv=f16"])
+def test_every_way_takes_a_text(name):
+    """A text's tokens are known when llama.cpp has run it, and what is asked for is checked before."""
+    (default, variant) = run_variants(shipped_model(), Run("Once upon"), names=(name,)).rows
+    assert (default.verdict, variant.failed) == ("match", "")
+    assert variant.verdict in ("match", "noise")

@@ -60,7 +60,7 @@ class Beyond:
     @property
     def looked_at(self) -> Case:
         """The case on as many outputs as show how even errors are; on all, if they tell the inputs."""
-        width = self.case.run.shapes[self.case.tap.name][-1]
+        width = self.case.run.shape(self.case.tap.name)[-1]
         most = LARGE // max(1, self.shape[1], len(self.case.run.positions))
         if self.case.weight is None or determines(self.case) or width <= most:
             return self.case

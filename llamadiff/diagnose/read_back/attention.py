@@ -66,7 +66,7 @@ def _parts(o: Observed) -> Mixed | None:
     """What was mixed; None where the right values are no such mixture."""
     if o.case.tap.kind.word != "kqv_out" or len(o.input_names()) != 2:
         return None
-    p = o.input(0, o.case.run.shapes[o.input_names()[0]])
+    p = o.input(0, o.case.run.shape(o.input_names()[0]))
     tokens, heads = len(o.recorded), len(p)
     dim = o.recorded.size // (tokens * heads)
     v = rows_of_v(o.case.values, o.case.layer).reshape(tokens, -1, dim)

@@ -127,7 +127,7 @@ class Span:
         return self.case.run.model.weight_names
 
     def _at(self, name: str) -> Array:
-        return np.asarray(self.values(name)[0], np.float64).reshape(self.case.run.shapes[name])
+        return np.asarray(self.values(name)[0], np.float64).reshape(self.case.run.shape(name))
 
     def _behind(self, name: str) -> set[str]:
         """All taps of the span that a tap is computed from."""
@@ -157,7 +157,7 @@ class Span:
         values = as_node(x[None], node, len(self.case.run.tokens))
         altered = {node.number: takes(lambda op: values)}
         given = replace(self.sub, altered=altered).compute(self.in_graph)[0]
-        return np.asarray(given, np.float64).reshape(self.case.run.shapes[self.case.tap.name])
+        return np.asarray(given, np.float64).reshape(self.case.run.shape(self.case.tap.name))
 
     def _factor(self, name: str, inner: str, given: Array) -> Uncovered:
         """What a matrix was multiplied by: of as many outputs as inputs, solved; else as a curve of the activation."""

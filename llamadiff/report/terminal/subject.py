@@ -29,6 +29,8 @@ def put_subject(page: Page, comparison: Comparison, full: bool) -> None:
     prompt = "" if comparison.prompt is None or full else f" {page.quoted(comparison.prompt, 24)}"
     fits = LABEL + cell_len(said + prompt) <= min(page.width, PROSE)
     page.labelled("compared", said + (prompt if fits else ""))
+    if prompt and not fits:
+        page.labelled("prompt", page.quoted(comparison.prompt or "", 60))
     if comparison.engine is not None and (comparison.engine.name != NUMPY or full):
         whose = "llama.cpp's" if comparison.tokens else "its own"  # a program's that was watched
         page.labelled("judged", f"by {_engine(page, comparison.engine, whose)}")
