@@ -134,7 +134,7 @@ def _refuse_a_path(prompt: str | None, takes_candidate: bool) -> None:
 
     An engine that was not looked at, since its dump is elsewhere, would pass as right.
     """
-    if prompt is None or prompt == STANDARD_INPUT or prompt.startswith(FILE) or len(prompt) > LONGEST_NAME:
+    if not prompt or prompt == STANDARD_INPUT or prompt.startswith(FILE) or len(prompt) > LONGEST_NAME:
         return
     path = Path(prompt)
     try:
