@@ -330,7 +330,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "csv nowhere": ((*DIFF, "-o", "csv:no/r.csv"), ("no/r.csv: cannot be written",)),
     "save in a file": ((*COMPARE, "-o", "notes.txt/kept/"), ("notes.txt/kept: cannot be made",)),
     "save on a file": ((*COMPARE, "-o", "notes.txt/"), ("notes.txt: cannot be made",)),
-    "output nowhere": (("capture", "good.gguf", *IDS, "-o", "good.gguf/t.safetensors"), ("good.gguf/t.safetensors: cannot",)),
+    "output nowhere": (("capture", "good.gguf", *IDS, "-o", "notes.txt/t.st"), ("notes.txt/t.st: cannot be written",)),
     "output a directory": (("capture", "good.gguf", *IDS, "-o", "."), ("is a directory",)),
     "output a device": (("capture", "good.gguf", *IDS, "-o", "pipe"), ("pipe: is not a regular file",)),
     "output the model": (("capture", "good.gguf", *IDS, "-o", "good.gguf"), ("good.gguf is the model",)),
