@@ -154,7 +154,7 @@ def _refuse_a_path(prompt: str | None, takes_candidate: bool) -> None:
         raise UserError(f"{prompt}: no such trace; {meant} is there ({as_prompt})")
     if not _looks_like_a_path(prompt):
         return
-    wanted = "give a trace or --candidate that is" if takes_candidate else "give a prompt"
+    wanted = "give a trace that is there, or --candidate" if takes_candidate else "give a prompt"
     raise UserError(f"{prompt}: looks like a path, and nothing is there; {wanted} ({as_prompt})")
 
 

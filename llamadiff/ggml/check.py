@@ -15,7 +15,7 @@ from llamadiff.numerics.closeup import Closeup
 
 NO_FUNCTION = "no function for"
 NOT_LOOKED_AT = "not looked at"
-UNKNOWN_ROUNDING = "how this ggml rounds to eight bits is not known: it was asked, and gave no answer that is"
+UNKNOWN_ROUNDING = "since how this ggml rounds to eight bits is not known"
 SORTED = ("ARGSORT", "TOP_K")
 LEFT_OPEN = ("SSM_SCAN", "GATED_DELTA_NET")  # ops that leave some states unwritten: NaN in what we compute
 

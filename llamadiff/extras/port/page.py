@@ -40,6 +40,8 @@ def print_port(found: Port, console: Console) -> None:
         page.paragraph("       ", f"a third reading of the file, llamadiff's own, has {OPINIONS[found.opinion]}")
     for line in _counted(found):
         page.paragraph("       ", page.data(line))
+    if found.prompt is not None:
+        page.paragraph("       prompt     ", page.quoted(found.prompt, 60))
 
 
 def headline(found: Port) -> str:
@@ -108,6 +110,7 @@ def as_json(found: Port) -> str:
     about: dict[str, Any] = {
         "schema": SCHEMA, "verdict": found.verdict, "headline": headline(found), "model": dict(found.model),
         "code": found.code, "tokens": [{"id": token, "text": text} for token, text in found.tokens],
+        "prompt": found.prompt,
         "baseline": dict(found.baseline),
         "nodes": {"all": found.lineup.nodes, "aligned": found.lineup.aligned, "inside": found.lineup.inside},
         "logits": found.logits, "own_logits": found.own,

@@ -56,6 +56,7 @@ class Port:
     opinion: str | None = None
     quantized: Sequence[str] = ()
     steps: Comparison | None = None
+    prompt: str | None = None
 
     @property
     def decoded(self) -> int:
@@ -116,7 +117,7 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
     return Port(
         file.describe(), type(model).__name__, file.token_texts(trace.info.tokens), dict(trace.info.producer),
         places, found, found.logits, distance(recorded, logits) if recorded is not None else float("nan"),
-        keys, unsaid, opinion, quantized, steps,
+        keys, unsaid, opinion, quantized, steps, trace.info.prompt,
     )  # fmt: skip
 
 
