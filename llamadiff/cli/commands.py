@@ -158,15 +158,16 @@ def capture(
 
     asked = Asked(prompt, tokens, chat, n_predict, llama_cpp, only)
     refuse_collisions([("the model", model), *asked.files], [("--output", output)])
+    run = asked.run()
     make_room(output, force)
     with _progress() as progress:
         if nodes:
-            count = verbs.record_nodes(model, asked.run(), output, How(progress=progress))
+            count = verbs.record_nodes(model, run, output, How(progress=progress))
             typer.echo(
                 f"{output}: {count} nodes with their inputs; judge it with llamadiff backend MODEL --recorded {output}"
             )
             return
-        trace = verbs.record(model, asked.run(), output, How(progress=progress), sketch)
+        trace = verbs.record(model, run, output, How(progress=progress), sketch)
     taken = trace.sketch.rows if trace.sketch is not None else trace
     verdict = verdict_of(trace.info)
     what = f"{len(taken)} taps of {len(trace.info.tokens)} tokens, checked: {verdict.upper()}"

@@ -29,30 +29,10 @@ MAX_TEXT_FILE = 1 << 26
 STANDARD_INPUT, FILE = "-", "@"  # a value that is read, and what begins the name of a file that is
 LIST = "list"  # a device that is none
 LONGEST_NAME = 255  # characters of a file's name
-FILES = (
-    "bin",
-    "csv",
-    "dat",
-    "dump",
-    "gguf",
-    "h5",
-    "json",
-    "jsonl",
-    "log",
-    "md",
-    "npy",
-    "npz",
-    "onnx",
-    "out",
-    "pkl",
-    "pt",
-    "pth",
-    "raw",
-    "safetensors",
-    "st",
-    "toml",
-    "txt",
-)  # endings of files' names, as engines and people give them
+# Endings of files' names, as engines and people give them.
+FILES = frozenset(
+    "bin csv dat dump gguf h5 json jsonl log md npy npz onnx out pkl pt pth raw safetensors st toml txt".split()
+)
 SEPARATORS = "/\\"  # of folders, on all systems
 ALIKE = 0.85  # of two names, from which on one may be the other misspelt
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
