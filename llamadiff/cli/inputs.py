@@ -31,7 +31,30 @@ LIST = "list"  # a device that is none
 LONGEST_NAME = 255  # characters of a file's name
 # Endings of files' names, as engines and people give them.
 FILES = frozenset(
-    "bin csv dat dump gguf h5 json jsonl log md npy npz onnx out pkl pt pth raw safetensors st toml txt".split()
+    [
+        "bin",
+        "csv",
+        "dat",
+        "dump",
+        "gguf",
+        "h5",
+        "json",
+        "jsonl",
+        "log",
+        "md",
+        "npy",
+        "npz",
+        "onnx",
+        "out",
+        "pkl",
+        "pt",
+        "pth",
+        "raw",
+        "safetensors",
+        "st",
+        "toml",
+        "txt",
+    ]
 )
 SEPARATORS = "/\\"  # of folders, on all systems
 ALIKE = 0.85  # of two names, from which on one may be the other misspelt
