@@ -30,32 +30,10 @@ STANDARD_INPUT, FILE = "-", "@"  # a value that is read, and what begins the nam
 LIST = "list"  # a device that is none
 LONGEST_NAME = 255  # characters of a file's name
 # Endings of files' names, as engines and people give them.
-FILES = frozenset(
-    [
-        "bin",
-        "csv",
-        "dat",
-        "dump",
-        "gguf",
-        "h5",
-        "json",
-        "jsonl",
-        "log",
-        "md",
-        "npy",
-        "npz",
-        "onnx",
-        "out",
-        "pkl",
-        "pt",
-        "pth",
-        "raw",
-        "safetensors",
-        "st",
-        "toml",
-        "txt",
-    ]
-)
+FILES = (
+    "bin", "csv", "dat", "dump", "gguf", "h5", "json", "jsonl", "log", "md", "npy", "npz", "onnx", "out", "pkl", "pt",
+    "pth", "raw", "safetensors", "st", "toml", "txt",
+)  # fmt: skip
 SEPARATORS = "/\\"  # of folders, on all systems
 ALIKE = 0.85  # of two names, from which on one may be the other misspelt
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
