@@ -11,6 +11,7 @@ import typer
 
 from llamadiff.cli.complaint import complain
 from llamadiff.cli.reports import Reports
+from llamadiff.judge.verdict import worst_of
 from llamadiff.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ class Tally:
 
     def finish(self) -> str:
         """Write reports and annotations -> the verdict of all. Raises UserError where nothing could be checked."""
-        from llamadiff.numerics import tolerances
 
         self.reports.write_several(self.results, self.refused)
         if self.annotate or os.environ.get("GITHUB_ACTIONS") == "true":
@@ -54,8 +54,7 @@ class Tally:
             raise UserError(last)
         if last:
             complain(last)
-        refused = [tolerances.UNCHECKED] if self.refused else []
-        return tolerances.worst_of([*(result.verdict for _, result in self.results), *refused])
+        return worst_of((result.verdict for _, result in self.results), self.refused)
 
     def _put_annotations(self) -> None:
         """To standard output, or to standard error where that is a report's."""

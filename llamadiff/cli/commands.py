@@ -49,6 +49,7 @@ from llamadiff.cli.options import (
 )
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
 from llamadiff.extras.formats import OF_PORT, OF_SWEEP, OF_TEMPLATES, OF_TOKENS
+from llamadiff.judge.verdict import worst_of
 from llamadiff.report.formats import OF_OPS, OF_VARIANTS, OF_WATCH, OF_WEIGHTS
 from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError
@@ -266,7 +267,6 @@ def check(
 def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, reports: Reports, force: bool) -> None:
     """Record captures anew, and say what changed."""
     from llamadiff.engines.run_spec import How
-    from llamadiff.numerics import tolerances
     from llamadiff.report.check_lines import update_lines
     from llamadiff.verbs import updating
 
@@ -278,7 +278,7 @@ def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, r
             changed = updating.update(path, model, How(progress=progress), force)
         typer.echo("\n".join(update_lines(changed)))
         verdicts.append(changed.verdict)
-    finish(tolerances.worst_of(verdicts), "wrong")
+    finish(worst_of(verdicts), "wrong")
 
 
 def demo() -> None:

@@ -11,7 +11,7 @@ import typer
 from llamadiff.cli.inputs import Asked, bytes_of, range_of, settings_of
 from llamadiff.cli.options import JUDGEMENT, Chat, LlamaCpp, Model, NPredict, Prompt, Tokens, finish
 from llamadiff.cli.reports import Reports
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import worst_of
 from llamadiff.system.collisions import kept, refuse_collisions
 
 
@@ -248,7 +248,7 @@ def replay(
     refuse_collisions([("the op", path) for path in paths], reports.named)
     found = run_ops(paths, settings_of(llama_cpp))
     reports.write(found, lambda runs: typer.echo("\n".join(map(line_of, runs))))
-    finish(tolerances.worst_of([run.verdict for run in found]))
+    finish(worst_of([run.verdict for run in found]))
 
 
 def watch(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +13,7 @@ from llamaref import Engine
 from llamaref.config import Config
 from numpy.typing import NDArray
 
+from llamadiff.diagnose.budget import Budget
 from llamadiff.engines.model_file import Runnable
 from llamadiff.numerics import cpu, metrics
 from llamadiff.numerics.rounding_tap import Carrier
@@ -70,8 +70,8 @@ class Case:
     ``values`` raises NotRecordedError for inputs that are not there. ``recorded`` is None inside a span. ``channels``
     are the outputs of a product that are looked at (None: all). ``limit`` is the NMSE of a fit, ``slack`` that of a
     harmless one; ``hint`` a constant that fitted elsewhere; ``hurried``: solve for no constants, try the familiar ones.
-    ``everywhere``: try bugs in all ops of a kind in a span (True), or in one of them alone (False). ``until``: a time,
-    by time.perf_counter, after which no graph is computed again.
+    ``everywhere``: try bugs in all ops of a kind in a span (True), or in one of them alone (False). ``budget``:
+    no graph is computed again once it is spent.
     """
 
     run: Recording
@@ -84,7 +84,7 @@ class Case:
     hint: float | None = None
     hurried: bool = False
     everywhere: bool | None = None
-    until: float = math.inf
+    budget: Budget | None = None
 
     def __getitem__(self, word: str) -> Array:
         """The values of another tap of this layer (or outside the layers): [b, token, ...]."""

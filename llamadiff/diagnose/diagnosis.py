@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from llamadiff.diagnose.budget import Budget
 from llamadiff.diagnose.case import Array, Case, NotRecordedError, Recording
-from llamadiff.diagnose.search import Clock, Fit, Key, Outcome, replayed, search
+from llamadiff.diagnose.search import Fit, Key, Outcome, replayed, search
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
@@ -19,8 +20,9 @@ from llamadiff.trace import taps
 
 UNKNOWN = "unknown"
 NEARER = 0.5  # of the right op's error: what leaves less of it is near
-READ, READ_SECONDS = 3, 2.0  # taps of one unknown cause that are read back; when no further one is begun
-INSIDE_SECONDS = 10.0  # when a span is given up
+READ = 3  # taps of one unknown cause that are read back
+MOST_READ = 1 << 31  # values times inputs of those taps: of large ones fewer are read
+INSIDE = 1e11  # multiply-adds after which a span is given up
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class Scene:
     run: Recording
     judged: Recording
     source: Source
-    clock: Clock
+    budget: Budget
     progress: Callable[[str], None]
     thorough: bool
 
@@ -146,12 +148,12 @@ def scene_of(
     model: Runnable,
     passes: Passes,
     under_test: str,
-    seconds: float,
+    budget: Budget,
     progress: Callable[[str], None],
     thorough: bool = False,
     judged_by: Runnable | None = None,
 ) -> Scene:
-    """What causes of the errors that passes found in one trace are looked for with, in about ``seconds``.
+    """What causes of the errors that passes found in one trace are looked for with.
 
     ``judged_by`` is the model that judged, where it is not this one.
     """
@@ -163,7 +165,7 @@ def scene_of(
     tokens, where = source.trace.info.tokens, (judge.positions, judge.edges, judge.n_prefill)
     run = Recording(model, tokens, *where, carrier, shapes, source.trace.known, source.trace.printed.relative)
     judged = replace(run, model=judged_by or model)
-    return Scene(run, judged, source, Clock.of(seconds), progress, thorough)
+    return Scene(run, judged, source, budget, progress, thorough)
 
 
 def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
@@ -192,15 +194,21 @@ def _read(scene: Scene, findings: Sequence[Finding], d: Diagnosis) -> dict[str, 
     from llamadiff.diagnose.read_back.reading import read_back
 
     wrong = [(f.tap, f.local[scene.source.name]) for f in findings if f.tap.name in list(d.taps)[:READ]]
-    clocks, found = (Clock.of(READ_SECONDS), Clock.of(INSIDE_SECONDS)), dict[str, tuple[Fact, ...]]()
+    inside, left, found = Budget(INSIDE), float(MOST_READ), dict[str, tuple[Fact, ...]]()
     for tap, local in wrong:
-        if not clocks[bool(local.span)].spent and (not local.span or _short(local)):
-            case, in_graph = (case_of(run, scene.source, tap, local) for run in (scene.judged, scene.run))
-            if local.span:
-                found[tap.name] = read_inside(case, replace(in_graph, until=clocks[True].until))
-            else:
-                found[tap.name] = read_back(case, in_graph)
+        case, in_graph = (case_of(run, scene.source, tap, local) for run in (scene.judged, scene.run))
+        if local.span and _short(local) and not inside.is_spent:
+            found[tap.name] = read_inside(case, replace(in_graph, budget=inside))
+        elif not local.span and left > 0:
+            found[tap.name] = read_back(case, in_graph)
+            left -= _work(case)
     return found
+
+
+def _work(case: Case) -> float:
+    """Values of a tap times inputs of its op."""
+    inputs = case.engine.w.shape(case.weight)[-1] if case.weight is not None else 1
+    return float(np.prod(case.run.shape(case.tap.name))) * inputs
 
 
 def is_wrong(finding: Finding, name: str) -> bool:
@@ -291,7 +299,7 @@ def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outco
     if not scene.by_graph:
         return Outcome(complete=False)
     case = case_of(scene.run, scene.source, tap, local)
-    return search(case, local.least, scene.clock, pairs=first, by_drop=scene.thorough)
+    return search(case, local.least, scene.budget, pairs=first, by_drop=scene.thorough)
 
 
 def _short(local: Local) -> bool:
@@ -304,6 +312,6 @@ def _word(tap: str) -> str:
     return tap.rsplit("-", 1)[0]
 
 
-def explained(diagnoses: Iterable[Diagnosis]) -> dict[str, str]:
+def ways_of(diagnoses: Iterable[Diagnosis]) -> dict[str, str]:
     """Taps that a harmless way of computing explains -> the way."""
     return {tap: d.causes[0].says for d in diagnoses if d.harmless for tap in d.taps}

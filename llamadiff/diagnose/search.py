@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from itertools import product, takewhile, tee
 
 import numpy as np
 
+from llamadiff.diagnose.budget import Budget
 from llamadiff.diagnose.case import Case, NotRecordedError
 from llamadiff.diagnose.registry import Bug, Change, Changes, changes_of, known_bugs
 from llamadiff.diagnose.solve import PROBE, lowest
@@ -21,7 +21,7 @@ from llamadiff.judge.fit import PARTLY
 from llamadiff.numerics.policies import F32, ROUGH
 from llamadiff.numerics.rounding_tap import Carrier
 
-CONFIRMING = 5.0  # seconds after a search, for what it found
+CONFIRMING = 5e10  # multiply-adds after a search, for what it found
 EXPLAINS = 0.01  # what a fit may leave of the right op's error
 VARIES = 0.05  # the same of a way of rounding: a value on the edge between two steps may go either way
 MOST = 0.5  # the same, where noise is as large: in 16 bits many values are on edges
@@ -70,21 +70,6 @@ class Fit:
         return all(step.bug.harmless for step in self.steps)
 
 
-@dataclass
-class Clock:
-    """A time budget. ``spent`` bugs are no longer tried."""
-
-    until: float
-
-    @classmethod
-    def of(cls, seconds: float) -> Clock:
-        return cls(time.perf_counter() + seconds)
-
-    @property
-    def spent(self) -> bool:
-        return time.perf_counter() > self.until
-
-
 @dataclass(frozen=True)
 class Outcome:
     """Fits (several: the model cannot tell them apart), or the nearest that do not fit.
@@ -101,7 +86,7 @@ class Outcome:
         return bool(self.fits or self.nearest)
 
 
-def search(case: Case, right: float, clock: Clock, pairs: bool = True, by_drop: bool = False) -> Outcome:
+def search(case: Case, right: float, budget: Budget, pairs: bool = True, by_drop: bool = False) -> Outcome:
     """Try single exact bugs, then those with a constant, then pairs; stop at what fits.
 
     ``right`` is the NMSE that the right op leaves. Inputs that were not recorded rule bugs out. ``by_drop``: of a span
@@ -113,14 +98,14 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True, by_drop: 
     except NotRecordedError:
         return Outcome()
     right = max(right, _error(case, base)) if len(case.carrier.ways) == 1 else right
-    case = replace(_with_limits(case, right), until=clock.until + CONFIRMING)
-    quick, bare = _quickly(replace(case, until=clock.until), base, right)
+    case = replace(_with_limits(case, right), budget=Budget(CONFIRMING))
+    quick, bare = _quickly(replace(case, budget=budget), base, right)
     tried: list[Fit] = []
     # of a span, bugs in all ops of a kind before those in one: an engine has one function for an op
     for where, general in product((True, False) if base.is_span(case) else (None,), (False, True)):
         found: list[Fit] = []
         some = [known for known in bugs if known.general == general]
-        for fit in _singles(replace(quick, everywhere=where), bare, some, clock):
+        for fit in _singles(replace(quick, everywhere=where), bare, some, budget):
             tried.append(fit)
             if fit.nmse <= _allowed(quick, fit):
                 found.append(fit)
@@ -129,10 +114,10 @@ def search(case: Case, right: float, clock: Clock, pairs: bool = True, by_drop: 
             fits = _confirmed(case, base, _refined(replace(quick, everywhere=where), bare, tried, right))
         if fits:
             return Outcome(fits, ())
-    fits = _confirmed(case, base, _pairs(quick, bare, bugs, clock)) if pairs else ()
+    fits = _confirmed(case, base, _pairs(quick, bare, bugs, budget)) if pairs else ()
     if not fits and by_drop and base.is_span(case):
         fits = _by_drop(case, base, tried, right)
-    return Outcome(fits, tuple(_nearest(tried)), complete=not clock.spent)
+    return Outcome(fits, tuple(_nearest(tried)), complete=not budget.is_spent)
 
 
 def _by_drop(case: Case, base: Subgraph, tried: Sequence[Fit], right: float) -> tuple[Fit, ...]:
@@ -246,7 +231,7 @@ def _allowed(case: Case, fit: Fit) -> float:
     return case.slack if fit.harmless else case.limit
 
 
-def _singles(case: Case, base: Subgraph, bugs: Iterable[Bug], clock: Clock) -> Iterator[Fit]:
+def _singles(case: Case, base: Subgraph, bugs: Iterable[Bug], budget: Budget) -> Iterator[Fit]:
     best = math.inf
 
     def asked() -> Changes:
@@ -254,20 +239,20 @@ def _singles(case: Case, base: Subgraph, bugs: Iterable[Bug], clock: Clock) -> I
             if best > EXACT or known.family != SLOWEST:
                 yield from changes_of(known, base, case)
 
-    changes, again = tee(takewhile(lambda _: not clock.spent, asked()))
+    changes, again = tee(takewhile(lambda _: not budget.is_spent, asked()))
     for (change, _), nmse in zip(changes, errors(case, (changed for _, changed in again)), strict=True):
         best = min(best, nmse)
         yield Fit((change,), nmse)
 
 
-def _pairs(case: Case, base: Subgraph, bugs: Sequence[Bug], clock: Clock) -> list[Fit]:
+def _pairs(case: Case, base: Subgraph, bugs: Sequence[Bug], budget: Budget) -> list[Fit]:
     """Two bugs on one op: an exact one, and another that still finds the same kind of op there.
 
     A span of ops has none: tens of thousands of pairs fit too much.
     """
     if base.is_span(case):
         return []
-    asked = takewhile(lambda _: not clock.spent, _two_at_once(case, base, bugs))
+    asked = takewhile(lambda _: not budget.is_spent, _two_at_once(case, base, bugs))
     steps, again = tee(asked)
     tried = zip(steps, errors(case, (sub for _, sub in again)), strict=True)
     return [Fit(both, nmse) for (both, _), nmse in tried if nmse <= 10 * case.limit]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -59,7 +58,7 @@ class Subgraph:
     def _altered(self, case: Case) -> Array:
         """The tap with what is altered; NaN where a node cannot take what an altered one gives it."""
         node = self.nodes[-1]
-        if time.perf_counter() > case.until:
+        if case.budget is not None and case.budget.is_spent:
             raise OutOfTimeError(case.tap.name)
         with suppress(IndexError, ValueError):
             x = self._run(case, self.altered, everything=False)[node.number]
@@ -77,6 +76,8 @@ class Subgraph:
                     continue
                 if everything or number in altered or not changed.isdisjoint(graph.reads(node)):
                     x = self.engine.computed(node, values, case.carrier, altered.get(number))
+                    if case.budget is not None:
+                        case.budget.spend(node, graph, x.size)
                     changed.add(number)
                 else:
                     x = self.right[number]

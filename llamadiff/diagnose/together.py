@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -89,7 +88,7 @@ class _Pass:
         return x[lane * self.ways : (lane + 1) * self.ways] if len(x) == self.ways * len(self.lanes) else x
 
     def _node(self, node: GraphNode) -> Array:
-        if time.perf_counter() > self.case.until:
+        if self.case.budget is not None and self.case.budget.is_spent:
             raise OutOfTimeError(self.case.tap.name)
         own = [(lane, alters[node.number]) for lane, alters in enumerate(self.lanes) if node.number in alters]
         follows = not self.changed.isdisjoint(self.engine.graph.reads(node))
@@ -97,7 +96,10 @@ class _Pass:
             return self.right[node.number]
         self.changed.add(node.number)
         x = self.engine.computed(node, self._seen(node), self.carrier) if follows else self.right[node.number]
-        return self._with(own, node, x) if own else x
+        x = self._with(own, node, x) if own else x
+        if self.case.budget is not None:
+            self.case.budget.spend(node, self.engine.graph, x.size)
+        return x
 
     def _seen(self, node: GraphNode) -> dict[int, Array]:
         """What a node reads, in all lanes."""

@@ -133,14 +133,13 @@ class Allowance:
     besides: float = 0.0
     peaked: float = 1.0
 
-    def verdict(self, errors: Array, largest: float, recorded: Rows) -> str:
-        """MATCH, NOISE or WRONG, of rows' sums of squared errors and the largest difference of a value."""
-        if Even.of(self.match, self._size, self._width).holds(errors, largest):
-            return tolerances.MATCH
-        matches = bool(errors.sum() <= self.match * self._size.sum())
-        if not (errors.sum() <= self.whole and self.parts_fit(errors, recorded)):
-            return tolerances.WRONG
-        return tolerances.MATCH if matches else tolerances.NOISE
+    def is_even(self, errors: Array, largest: float) -> bool:
+        """Whether rows' sums of squared errors and the largest difference of a value are a match's throughout."""
+        return Even.of(self.match, self._size, self._width).holds(errors, largest)
+
+    def holds(self, errors: Array, recorded: Rows) -> bool:
+        """Whether rounding explains rows' sums of squared errors, as a whole and in every part."""
+        return bool(errors.sum() <= self.whole) and self.parts_fit(errors, recorded)
 
     def parts_fit(self, errors: Array, recorded: Rows) -> bool:
         """Whether no row, channel or value stands out."""

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from llamadiff.judge.measured import Measured
 from llamadiff.judge.pattern.deviation import Fact
+from llamadiff.judge.verdict import Reason
 from llamadiff.numerics import metrics
 from llamadiff.numerics.closeup import Closeup
 from llamadiff.trace import taps
@@ -21,8 +23,7 @@ class Local:
     the smallest NMSE that an arithmetic leaves, if it has one error for all rows; ``hides`` the largest that would be
     taken for rounding, ``hides_row`` that of one row, ``hides_value`` the largest
     |error| / rms of one value. ``unclear``: unchecked, since an unknown rounding in the span may err as much;
-    ``guess``: the policy that a span is taken to have since it would err as much, though no row shows it;
-    ``exact``: other spans like it show float32.
+    ``exact``: other taps show that nothing in the span is rounded. ``reasons`` are the verdict's, in their order.
     ``not_finite`` values were recorded where finite ones are right; ``opened`` values could not be judged, since no
     finite ones are right there on these inputs, in the rows of ``open_tokens``: errors are over the others, NaN where
     there are none. ``sketched``: verified without computing it all: errors are estimates, and no value is named.
@@ -45,27 +46,29 @@ class Local:
     hides_row: float = 0.0
     hides_value: float = 0.0
     unclear: bool = False
-    guess: str | None = None
     exact: bool = False
     not_finite: int = 0
     opened: int = 0
     open_tokens: tuple[int, ...] = ()
     sketched: bool = False
+    reasons: tuple[Reason, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
-    """All that a pass found out about one tap; without a free run, nothing of that."""
+    """All that a pass found out about one tap; without a free run, nothing of that. ``local``: once it is judged."""
 
     tap: taps.Tap
     shape: tuple[int, ...]
-    local: Mapping[str, Local]  # by source
+    measured: Mapping[str, Measured]  # by source
+    local: Mapping[str, Local] = field(default_factory=dict)  # by source
     stats: Mapping[str, metrics.Stats]  # by source, and "engine" for the free run
     drift: metrics.Difference | None  # candidate (or the free run) against the baseline
     noise: float | None  # what the baseline's arithmetic alone does to a free run
     at: Mapping[str, Mapping[str, float]]  # by source: every side's value where that source's local error is largest
     fitting: Mapping[str, Sequence[frozenset[str]]]  # by source: the policies that fit, for each phase
     distance: Mapping[str, float]  # by source: NMSE against the free run, which computes in float32 throughout
+    sums: frozenset[str] = frozenset()  # the ways to add float16's numbers in it that the candidate's values allow
     stated: Tried = field(default_factory=dict)  # the statistics that the candidate states
     closeups: Mapping[str, Closeup] = field(default_factory=dict)  # by source, where pictures are wanted
 

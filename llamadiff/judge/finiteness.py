@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.numerics import tolerances
-
 if TYPE_CHECKING:
-    from llamadiff.judge.finding import Local
+    from llamadiff.judge.measured import Measured
 
 Array = NDArray[Any]
 
@@ -29,37 +27,34 @@ def open_places(right: Array, masks: bool) -> Array | None:
     return None if judged.all() else ~judged
 
 
-def qualified(local: Local, recorded: Array, right: Array, opened: Array | None, axis: int) -> Local:
-    """A judgement of the places that are not open, in view of what is not finite; both arrays are zero in the others.
-
-    A value that is not finite where the right one is makes the tap wrong. A tap that is right elsewhere is unchecked if
-    it has open places. ``axis`` runs over tokens.
+def qualified(measured: Measured, recorded: Array, right: Array, opened: Array | None, axis: int) -> Measured:
+    """What was measured in the places that are not open, and how many values are not finite where the right ones are;
+    both arrays are zero in the other places. ``axis`` runs over tokens.
     """
     broken = ~np.isfinite(recorded) & np.isfinite(right)
     if broken.any():
-        local = _wrong(local, recorded, right, broken, axis)
+        measured = _broken(measured, recorded, right, broken, axis)
     if opened is None:
-        return local
+        return measured
     rows = _rows(opened, axis)
-    whole = np.asarray(rows.all(axis=1))
+    whole, errors = np.asarray(rows.all(axis=1)), measured.per_token
     return replace(
-        local,
-        verdict=local.verdict if local.verdict == tolerances.WRONG else tolerances.UNCHECKED,
-        nmse=float("nan") if whole.all() else local.nmse,
-        per_token=tuple(float("nan") if gone else error for error, gone in zip(local.per_token, whole, strict=True)),
+        measured,
+        nmse=float("nan") if whole.all() else measured.nmse,
+        per_token=tuple(float("nan") if gone else error for error, gone in zip(errors, whole, strict=True)),
         opened=int(opened.sum()),
         open_tokens=tuple(int(row) for row in np.flatnonzero(rows.any(axis=1))),
     )
 
 
-def _wrong(local: Local, recorded: Array, right: Array, broken: Array, axis: int) -> Local:
+def _broken(measured: Measured, recorded: Array, right: Array, broken: Array, axis: int) -> Measured:
     """The same with the first of the values that are not finite as the worst one."""
     index = tuple(int(i) for i in np.unravel_index(int(broken.argmax()), broken.shape))
     rows = np.asarray(_rows(broken, axis).any(axis=1))
     return replace(
-        local, nmse=float("inf"), arithmetic=None, verdict=tolerances.WRONG, token=index[axis], index=index,
+        measured, nmse=float("inf"), token=index[axis], index=index,
         expected=float(right[index]), recorded=float(recorded[index]), not_finite=int(broken.sum()),
-        per_token=tuple(float("inf") if bad else error for error, bad in zip(local.per_token, rows, strict=True)),
+        per_token=tuple(float("inf") if bad else error for error, bad in zip(measured.per_token, rows, strict=True)),
     )  # fmt: skip
 
 

@@ -25,8 +25,8 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
+from llamadiff.judge.measuring import Judge
 from llamadiff.judge.sketches import Sketches
-from llamadiff.judge.tap_verdict import Judge
 from llamadiff.numerics import half_sums, metrics, tolerances
 from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, rounding_type, shaken
 from llamadiff.numerics.rounding_tap import RoundedOnce
@@ -85,9 +85,9 @@ class Replay(RoundedOnce):
         if seen is not None:
             self.findings.append(seen)
             return x  # which is what was recorded
-        self._note_sums(tap, x, recorded)
+        sums = self._sums_shown(tap, x, recorded)
         compared = Compared(tap, [*x], self.lanes, recorded, self.sources, self.judge.positions)
-        self.findings.append(self.judge.finding(compared, spans))
+        self.findings.append(self.judge.finding(compared, spans, self.findings, sums))
         return self._followed(name, x, recorded)
 
     def recorded(self, source: Source, tap: taps.Tap, shape: tuple[int, ...]) -> Array:
@@ -165,11 +165,13 @@ class Replay(RoundedOnce):
         self.sums.added(self.lanes, kind, y.shape[1:], self._kernel(kind, start, by_row), parts)
         return super().summed(y, kind, parts, start, by_row)
 
-    def _note_sums(self, tap: taps.Tap, x: Array, recorded: Mapping[str, Array]) -> None:
-        """What sums in float16 leave that were not followed; and how the candidate adds, if this tap shows it."""
+    def _sums_shown(self, tap: taps.Tap, x: Array, recorded: Mapping[str, Array]) -> frozenset[str]:
+        """How the candidate adds in float16, if this tap shows it; what sums that were not followed leave is noted."""
         lost, self.lost = self.lost, {}
-        self.judge.lost.update({(str(self.lanes[number].source), tap.name): nmse for number, nmse in lost.items()})
-        self.sums.note(tap, x, self.lanes, recorded)
+        for number, nmse in lost.items():
+            lane = self.lanes[number]
+            self.judge.lost[str(lane.source), tap.name, lane.policy] = nmse
+        return self.sums.shown(tap, x, self.lanes, recorded)
 
     def product(self, y: Array) -> Array:
         """Shaken in the lanes of an engine that keeps its products in 16 bits, and its weights perhaps too.
@@ -214,7 +216,7 @@ class _Added:
 
 
 class ShownSums:
-    """Keeps the last product in mind until its tap is seen: then ``Judge.ways`` are those that all taps allow."""
+    """Keeps the last product in mind until its tap is seen, which may show how it was added."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
@@ -231,16 +233,18 @@ class ShownSums:
             if lane.source == candidate.name and rounding_type(lane.policy, kind, candidate.stored) == "F16":
                 self._last = _Added(number, shape, kernel, parts)
 
-    def note(self, tap: Tap, x: Array, lanes: Sequence[Lane], recorded: Mapping[str, Array]) -> None:
-        """A tap, ``x`` [lane, ...], that is perhaps the last product: how that was added, if not as float32 is."""
+    def shown(self, tap: Tap, x: Array, lanes: Sequence[Lane], recorded: Mapping[str, Array]) -> frozenset[str]:
+        """The ways in which the last product may have been added, if a tap, ``x`` [lane, ...], is that product, and was
+        not added as float32 is.
+        """
         added, self._last = self._last, None
         if added is None or not self._judge.sources["candidate"].is_whole(tap.name):
-            return
+            return frozenset()
         found, rows = recorded["candidate"], half_sums.some(x.shape[1], half_sums.ROWS)
         limit = tolerances.rule_for(self._judge.rules, tap.name, "MUL_MAT", "F16").match
         own = (values for lane, values in zip(lanes, x, strict=True) if lane.source == "candidate")
         if any(metrics.nmse(found[rows], values[rows], 0) <= limit for values in own):
-            return
+            return frozenset()
         with suppress(ValueError, IndexError):  # the tap is not the product itself, but a part of it perhaps
-            ways = added.kernel.shown(found.reshape(added.shape), added.parts(added.number))
-            self._judge.ways = ((self._judge.ways & ways) or self._judge.ways) or ways
+            return frozenset(added.kernel.shown(found.reshape(added.shape), added.parts(added.number)))
+        return frozenset()

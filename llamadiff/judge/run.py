@@ -24,11 +24,12 @@ from llamadiff.engines.run_spec import How
 from llamadiff.judge.coverage import BEGINNING, LEAST
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
+from llamadiff.judge.measuring import Judge
 from llamadiff.judge.replay import Replay
 from llamadiff.judge.schedule import Schedule, lanes_of
 from llamadiff.judge.settings import settings_of
-from llamadiff.judge.tap_verdict import Judge
-from llamadiff.numerics import tolerances
+from llamadiff.judge.settled import settled
+from llamadiff.judge.verdict import WRONG
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.system.errors import UserError
@@ -45,19 +46,23 @@ LOOKED_AT = 64  # of them
 
 @dataclass(frozen=True)
 class Passes:
-    """What the passes found: of every tap, who judged, and the free run's logits [token, vocab] over its tokens."""
+    """What the passes found: of every tap, who judged, and the free run's logits [token, vocab] over its tokens.
+
+    ``inputs``: what a tap is computed from.
+    """
 
     findings: Sequence[Finding]
     judge: Judge
     logits: Array
     free_tokens: int
+    inputs: Callable[[taps.Tap], Sequence[str]]
 
     def wrong(self, source: str) -> dict[str, taps.Tap]:
         """The taps of a trace that are WRONG, by name."""
         return {
             finding.tap.name: finding.tap
             for finding in self.findings
-            if source in finding.local and finding.local[source].verdict == tolerances.WRONG
+            if source in finding.local and finding.local[source].verdict == WRONG
         }
 
 
@@ -90,7 +95,7 @@ def run_passes(
         if n >= LEAST and replayed and keep is None and model.tokens is None:
             return _run_of_beginning(model, sources, replayed, free, baseline.info, how)
         replay, logits = _one_pass(model, sources, lanes, baseline.info, how, keep)
-    return Passes(replay.findings, replay.judge, logits, n)
+    return Passes(settled(replay.findings, replay.sources), replay.judge, logits, n, model.inputs)
 
 
 def _run_of_beginning(
@@ -107,7 +112,8 @@ def _run_of_beginning(
     whole, _ = _one_pass(model, sources, replayed, info, how, first=first)
     heads = _heads(sources, BEGINNING)
     head, logits = _one_pass(model, heads, free, heads[0].trace.info, quiet)
-    return Passes(_together(whole.findings, head.findings), whole.judge, logits, BEGINNING)
+    findings = _together(settled(whole.findings, whole.sources), head.findings)
+    return Passes(findings, whole.judge, logits, BEGINNING, model.inputs)
 
 
 def _needed_at_first(model: Runnable, sources: Sequence[Source], lanes: Sequence[Lane], how: How) -> Sequence[Lane]:

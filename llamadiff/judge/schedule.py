@@ -1,27 +1,28 @@
 """When what is judged: an engine's parts in turn, each with the fewest lanes that will do.
 
 A source's arithmetic is not known at first: its lanes try every legal one. Once a part has shown which fit, the others
-are left out of the parts after it, and a part that does not fit is run again with all of them.
+are left out of the parts after it, and a part that does not fit is run again with all of them. So no verdict depends on
+what was left out: a lane that was not tried says nothing (evidence.py), and where it might, it is tried.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Part, Runnable
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source, policies_for
 from llamadiff.judge.replay import Replay
-from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import NATIVE, READ, READ_SHAKEN
 from llamadiff.trace.metadata import Info
 
 Array = NDArray[Any]
+BEYOND = 1000.0  # times as far as arithmetics lie apart at the same op of another layer: none of them reaches there
 
 
 class Schedule:
@@ -30,8 +31,7 @@ class Schedule:
     def __init__(self, replay: Replay, model: Runnable, info: Info) -> None:
         self.replay, self.every, self.sources = replay, replay.lanes, replay.sources
         self._new_step = partial(model.engine.step, info.tokens, info.positions, tap=replay)
-        self._tried: set[tuple[str, str]] = set()  # sources and words for which the present part is run again
-        self._excused: set[tuple[str, str]] = set()  # those that no lane fitted
+        self._spreads: dict[tuple[str, str], float] = {}  # by source and word: how far apart all lanes were
         self._stays: set[str] = set()  # sources whose lanes are all kept
         self._judged = 0  # findings before the present part
 
@@ -51,14 +51,12 @@ class Schedule:
 
     def _fitting(self, part: Part, x: Array) -> Array:
         """What a part makes of x. Where lanes that were left out might fit, it is run again with all."""
-        findings, judge = self.replay.findings, self.replay.judge
-        self._judged, described = len(findings), Counter(judge.described)
+        self._judged = len(self.replay.findings)
         while True:
             y = part.run(x, self._step)
             if not self._misfits():
                 return y
-            del findings[self._judged :]
-            judge.described = Counter(described)
+            del self.replay.findings[self._judged :]
             x = self._carried(self.every, x)
 
     def _narrowed(self, part: Part, x: Array) -> Array:
@@ -81,22 +79,22 @@ class Schedule:
     def _misfits(self) -> bool:
         """Whether lanes that were left out might have fitted the present part's taps.
 
-        Where they do not, once, a tap of that kind is not tried again; over spans they also measure the noise.
+        Where all lanes were tried and none fitted, they are kept; but for an error that is so much larger than these
+        lie apart that none could make it. Over spans they also measure the noise.
         """
-        found: set[tuple[str, str]] = set()
+        again = False
         for finding in self.replay.findings[self._judged :]:
-            for name, local in finding.local.items():
+            for name, measured in finding.measured.items():
                 kind = (name, finding.tap.kind.word)
-                if local.verdict == tolerances.MATCH or kind in self._excused:
+                if measured.is_match:
                     continue
-                if self._is_short(name):
-                    found.add(kind)
-                    if local.span:
+                if not self._is_short(name):
+                    self._spreads[kind] = max(measured.spread, self._spreads.get(kind, 0.0))
+                    if measured.span or not measured.nmse > BEYOND * self._spreads[kind]:
                         self._stays.add(name)
-                elif kind in self._tried:
-                    self._excused.add(kind)
-        self._tried = found
-        return bool(found)
+                elif measured.span or not measured.nmse > BEYOND * self._spreads.get(kind, np.inf):
+                    again = True
+        return again
 
     def _is_short(self, name: str) -> bool:
         """Whether lanes of a source are left out."""

@@ -15,7 +15,7 @@ from llamadiff.judge.compared import Compared
 from llamadiff.judge.coverage import LEAST
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
-from llamadiff.judge.tap_verdict import Judge
+from llamadiff.judge.measuring import Judge
 from llamadiff.numerics import metrics
 from llamadiff.numerics.combinations import Combinations
 from llamadiff.numerics.policies import F32

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from llamadiff.judge.finding import Held, Tried
 from llamadiff.judge.preflight.checks import Check
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import of_check, of_nothing
 from llamadiff.numerics.metrics import Rows
 from llamadiff.trace.reader import Number
 
@@ -70,7 +70,7 @@ def statistics_check(findings: Sequence[Finding]) -> tuple[tuple[Check, ...], tu
     if near == len(told):
         count = f"the statistics of {near} taps are" if near > 1 else "the statistics of one tap are"
         found = f"{count} near llama.cpp's{whose}, which does not say that the values are right"
-        return (Check(CHECK, tolerances.MATCH, found),), ()
+        return (Check(CHECK, of_check(False), found),), ()
     name = list(told)[near]
     first = next(one for one in told[name][over] if not one.is_near)
     layer = name.rpartition("-")[2]
@@ -82,7 +82,7 @@ def statistics_check(findings: Sequence[Finding]) -> tuple[tuple[Check, ...], tu
     )
     names = [finding.tap.name for finding in findings if not finding.tap.kind.optional]
     start = names.index(list(told)[near - 1]) + 1 if near else 0
-    return (Check(CHECK, tolerances.UNCHECKED, found),), tuple(names[start : names.index(name) + 1])
+    return (Check(CHECK, of_nothing(), found),), tuple(names[start : names.index(name) + 1])
 
 
 def _near(told: Mapping[str, Tried], scope: str) -> int:

@@ -26,6 +26,8 @@ MEASURING = (*JITTERS, ROUGH, ROUGH_CACHE, ROUGH_ATTENTION)  # policies that are
 # Kinds of operands besides types of weights: a cache's rows, RoPE's angles, GELU's argument and value.
 CACHES = CACHE_K, CACHE_V = "cache_k", "cache_v"
 ANGLES, GGML_ANGLES, GELU = "angles", "ggml angles", "gelu"
+IN_ATTENTION = ("ROPE", "SOFT_MAX")
+MAY_ROUND = (*IN_ATTENTION, "SWIGLU", "GEGLU", "GELU", "GET_ROWS")  # ops of which a value may have 16 bits
 _MADE = {ANGLES: GGML_ANGLES, GELU: arithmetic.GELU_TABLE}  # by ggml
 _READS = {"kq": CACHE_K, "kqv": CACHE_V, "kqv_out": CACHE_V}  # products of attention
 _LOOKS_UP = {"ROPE": ANGLES, "GEGLU": GELU, "GELU": GELU}

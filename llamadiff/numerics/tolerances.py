@@ -9,9 +9,6 @@ from fnmatch import fnmatchcase
 from llamadiff.numerics.types import HALF_STEP
 from llamadiff.system.errors import UserError
 
-MATCH, NOISE, WRONG, UNCHECKED = "match", "noise", "wrong", "unchecked"
-SEVERITY = (MATCH, NOISE, UNCHECKED, WRONG)
-
 # Mean squared relative error of rounding once to a type: 2^-2(p+1) / 3 for p stored bits.
 ROUNDING = {kind: half**2 / 3 for kind, half in HALF_STEP.items()}
 
@@ -54,18 +51,6 @@ def rule_for(rules: Sequence[Rule], tap: str, op: str, arithmetic: str) -> Rule:
         if fnmatchcase(tap, rule.tap) and fnmatchcase(op, rule.op) and fnmatchcase(arithmetic, rule.arithmetic):
             return rule
     raise UserError(f'no tolerance fits tap {tap} (op {op}, arithmetic {arithmetic}); add a rule for tap = "*"')
-
-
-def verdict(nmse: float, match: float, noise: float) -> str:
-    """MATCH up to ``match``, NOISE up to ``noise``, else WRONG (also for an error that is not a number)."""
-    if nmse <= match:
-        return MATCH
-    return NOISE if nmse <= noise else WRONG
-
-
-def worst_of(verdicts: Sequence[str]) -> str:
-    """The verdict of a run: the worst of its taps, UNCHECKED if there are none."""
-    return max(verdicts, key=SEVERITY.index, default=UNCHECKED)
 
 
 # Drift that float32 sums in another order leave after each layer: nothing smaller is worth a ratio.

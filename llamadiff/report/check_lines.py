@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path, PurePath
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, NOISE, UNCHECKED, WRONG
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.report import make_console, render
 from llamadiff.result.changed import Changed
@@ -24,7 +24,7 @@ from llamadiff.words.repairs import repairs_of
 
 _LONG = 4000  # cells
 _WIDTH = 110
-PASSED = (tolerances.MATCH, tolerances.NOISE)
+PASSED = (MATCH, NOISE)
 
 
 def lines_of(path: Path, result: Comparison) -> list[str]:
@@ -86,7 +86,7 @@ def report_text(path: Path, result: Comparison) -> str:
 
 
 MOST = 10  # annotations of a kind that GitHub shows of one step: the last one counts those that are left out
-_BAD = (tolerances.WRONG, tolerances.UNCHECKED)
+_BAD = (WRONG, UNCHECKED)
 _MESSAGE = (("%", "%25"), ("\r", "%0D"), ("\n", "%0A"))
 _PROPERTY = (*_MESSAGE, (":", "%3A"), (",", "%2C"))
 

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import UNCHECKED, WRONG
 from llamadiff.report.formats import About
 from llamadiff.report.terminal.escape import shown
 from llamadiff.result.comparison import Comparison
@@ -38,7 +38,7 @@ def checks_to_junit(results: Sequence[tuple[Path, Comparison]], about: About) ->
 
 def _put(suite: ET.Element, name: str, result: Comparison) -> None:
     case = _case(suite, name, result.timing.get("total_s", 0.0))
-    kind = {tolerances.WRONG: "failure", tolerances.UNCHECKED: "error"}.get(result.verdict)
+    kind = {WRONG: "failure", UNCHECKED: "error"}.get(result.verdict)
     if kind is None:
         ET.SubElement(case, "system-out").text = _text(result.summary)
         return

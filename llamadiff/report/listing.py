@@ -14,8 +14,8 @@ from llamadiff.diagnose.mends.kinds import kind_of, right_code
 from llamadiff.diagnose.registry import Bug, known_bugs
 from llamadiff.engines.model_file import Runnable
 from llamadiff.ggml.check import NodeCheck, layers_of
+from llamadiff.judge.verdict import of_check
 from llamadiff.llamacpp.doctor import BAD, NOTE, OK, Examined
-from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.report import make_console
@@ -107,7 +107,8 @@ def print_checks(checks: Iterable[Examined]) -> bool:
     page = Page(console)
     ascii_only = console.options.ascii_only
     for check in checks:
-        verdict = {OK: tolerances.MATCH, BAD: tolerances.WRONG, NOTE: tolerances.UNCHECKED}.get(check.state)
+        known = check.state in (OK, BAD, NOTE)
+        verdict = of_check(check.state == BAD, told=check.state != NOTE) if known else ""
         mark, style = check.state, page.style_of(verdict) if verdict else ""
         good = good and check.state != BAD
         line = Table.grid(padding=(0, 2))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llamadiff import __version__
 from llamadiff.diagnose.diagnosis import Diagnosis
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, UNCHECKED, WRONG, is_right, worst_of
 from llamadiff.numerics.metrics import decibels
 from llamadiff.report.facts import model_facts, run_fact, settings_of, told_tokens
 from llamadiff.report.formats import About
@@ -43,15 +43,13 @@ def checks_to_markdown(results: Sequence[tuple[Path, Comparison]], about: About)
         for path, result in results[:_CHECKED]
     ]
     lines += [("refused", code(path.as_posix()), prose(reason, 200)) for path, reason in about.refused[:_CHECKED]]
-    verdict = tolerances.worst_of(
-        [*(result.verdict for _, result in results), *[tolerances.UNCHECKED] * bool(about.refused)]
-    )
-    right = sum(result.verdict in (tolerances.MATCH, tolerances.NOISE) for _, result in results)
+    verdict = worst_of((result.verdict for _, result in results), about.refused)
+    right = sum(is_right(result.verdict) for _, result in results)
     head = [
         f"### {verdict.upper()}: {right} of {len(results) + len(about.refused)} runs are right",
         table(("", "run", ""), lines),
     ]
-    wrong = [each for each in results if each[1].verdict not in (tolerances.MATCH, tolerances.NOISE)]
+    wrong = [each for each in results if not is_right(each[1].verdict)]
     return fitted(chain(head, again(about), *(_checked(path, result) for path, result in wrong)))
 
 
@@ -72,7 +70,7 @@ def _sections(c: Comparison, about: About) -> Iterator[str]:
 
 def _before(c: Comparison) -> Iterator[str]:
     """What was not right before the layers."""
-    checks = [check for check in c.preflight if check.verdict != tolerances.MATCH]
+    checks = [check for check in c.preflight if check.verdict != MATCH]
     if checks:
         lines = [f"- {_strong(check.verdict)} {code(check.name, 60)}: {prose(check.found, 600)}" for check in checks]
         yield "\n".join(lines[:_STEPS])
@@ -142,7 +140,7 @@ def _names(c: Comparison) -> tuple[str, str]:
 
 
 def _tap(row: Row) -> str:
-    return f"**{code(row.tap, 60)}**" if row.verdict == tolerances.WRONG else code(row.tap, 60)
+    return f"**{code(row.tap, 60)}**" if row.verdict == WRONG else code(row.tap, 60)
 
 
 def _errors(worst: Row, last: Row) -> tuple[str, ...]:
@@ -161,7 +159,7 @@ def _decibels(nmse: float) -> str:
 
 
 def _strong(verdict: str) -> str:
-    return f"**{verdict.upper()}**" if verdict in (tolerances.WRONG, tolerances.UNCHECKED) else verdict
+    return f"**{verdict.upper()}**" if verdict in (WRONG, UNCHECKED) else verdict
 
 
 def _layers(c: Comparison) -> Iterator[str]:

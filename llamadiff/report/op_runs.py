@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import WRONG
 from llamadiff.report.formats import About
 from llamadiff.report.github import again, block, code, fitted, prose, table
 from llamadiff.report.terminal.escape import number, shown, tiny
@@ -23,12 +23,12 @@ def line_of(run: OpRun) -> str:
 
 def to_markdown(runs: Sequence[OpRun], about: About) -> str:
     """The runs, those that are wrong first, no longer than GitHub takes."""
-    ordered = sorted(runs, key=lambda run: run.verdict != tolerances.WRONG)
+    ordered = sorted(runs, key=lambda run: run.verdict != WRONG)
     return fitted(_sections(ordered[:_MOST_OPS], len(runs), about))
 
 
 def _sections(runs: Sequence[OpRun], count: int, about: About) -> Iterator[str]:
-    wrong = [run for run in runs if run.verdict == tolerances.WRONG]
+    wrong = [run for run in runs if run.verdict == WRONG]
     yield f"### {_title(wrong[0] if wrong else runs[0], len(wrong), count)}"
     yield (
         "Each op ran alone, on inputs that a real run had. The right values are computed from the same inputs in NumPy."
@@ -48,7 +48,7 @@ def _title(first: OpRun, wrong: int, count: int) -> str:
 
 def _cells(run: OpRun) -> Iterable[str]:
     off = f"{code(str(list(run.index)))} is {number(run.found)}, {number(run.right)} is right" if run.error else ""
-    verdict = f"**{run.verdict.upper()}**" if run.verdict == tolerances.WRONG else run.verdict
+    verdict = f"**{run.verdict.upper()}**" if run.verdict == WRONG else run.verdict
     return (
         verdict, code(run.name, 60), code(run.op), code(run.inputs), tiny(run.error), tiny(run.limit),
         tiny(run.recorded), off,

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from llamadiff.judge.verdict import WRONG
 from llamadiff.llamacpp.variation import PREFIX
-from llamadiff.numerics import tolerances
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.page import Page
@@ -39,7 +39,7 @@ def print_variants(found: Variants, console: Console) -> None:
     console.print(Text(f"{shown(str(found.baseline.get('version', 'llama.cpp')))}\n"))
     console.print(Text(_FORM.format(*_HEAD).rstrip()))
     for row in found.rows:
-        console.print(Text(_line(row), page.style_of(row.verdict) if row.verdict == tolerances.WRONG else ""))
+        console.print(Text(_line(row), page.style_of(row.verdict) if row.verdict == WRONG else ""))
     console.print(Text(f"\n{_LEGEND}\n"))
     for row in found.rows:
         if said := _note(row):
@@ -104,7 +104,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _said(found: Variants) -> str:
-    wrong = [row for row in found.rows if row.verdict == tolerances.WRONG]
+    wrong = [row for row in found.rows if row.verdict == WRONG]
     opened = [row for row in wrong or found.rows if not row.failed and row.comparison is not None]
     shown_whole = next((row for row in opened if row.name != DEFAULT), None)
     counted = f"{len(wrong)} of {len(found.rows)} variants are wrong" if wrong else "no variant is wrong"

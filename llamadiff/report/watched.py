@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import WRONG
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.report import render
 from llamadiff.result.comparison import Comparison
@@ -19,7 +19,7 @@ _LONG = 4000  # cells
 def print_watched(graphs: Sequence[tuple[Path, Comparison]], said: Sequence[str], ended: str, console: Console) -> None:
     """Print it; ``ended``: how the program failed, if it did."""
     for _, result in graphs:
-        if result.verdict == tolerances.WRONG:
+        if result.verdict == WRONG:
             render(result, console)
         else:
             console.print(Text(f"{result.verdict.upper():9}  {shown(result.summary, _LONG)}"))

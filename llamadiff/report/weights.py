@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff.numerics.tolerances import MATCH, WRONG
+from llamadiff.judge.verdict import MATCH, WRONG
 from llamadiff.report.github import prose, table
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.columns import Column

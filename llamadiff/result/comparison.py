@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.engines.select import EngineUsed
 from llamadiff.judge.preflight.checks import Check
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, WRONG, Reason, Ruling
 from llamadiff.numerics.combinations import COUNT, SEED, SPAN
 from llamadiff.result.coverage import Coverage
 from llamadiff.result.logits import Logits, Positions
@@ -24,7 +24,7 @@ from llamadiff.result.said import Said
 if TYPE_CHECKING:
     import pandas as pd
 
-    from llamadiff.diagnose.conventions.understand import Conventions
+    from llamadiff.diagnose.conventions.study import Conventions
     from llamadiff.result.loss import Loss
 
 Array = NDArray[Any]
@@ -134,12 +134,13 @@ class Judged:
 class Comparison(Sides, Judged):
     """All that one run found out; ``headline`` is the finding in a line, ``proof`` what stands under it.
 
-    ``arithmetics`` says what the side under test rounds activations to before it multiplies weights of each type;
-    ``profile`` says in words what the first error looks like; ``engine``: None where no model was given; ``parting``:
+    ``reasons`` are the verdict's. ``arithmetics`` says what the side under test rounds activations to before it
+    multiplies weights of each type; ``profile`` says in words what the first error looks like; ``engine``: None where no model was given; ``parting``:
     where generated tokens part. ``loss``: what quantization costs, where the candidate is another file of the model.
     """
 
     verdict: str
+    reasons: tuple[Reason, ...]
     headline: str
     proof: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
@@ -167,7 +168,7 @@ class Comparison(Sides, Judged):
 
     @property
     def first_divergence(self) -> Row | None:
-        return next((row for row in self.rows if row.verdict == tolerances.WRONG), None)
+        return next((row for row in self.rows if row.verdict == WRONG), None)
 
     @property
     def leading(self) -> Row | None:
@@ -176,7 +177,7 @@ class Comparison(Sides, Judged):
 
     @property
     def wrong(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.verdict == tolerances.WRONG)
+        return tuple(row for row in self.rows if row.verdict == WRONG)
 
     @property
     def normal(self) -> tuple[Answer, ...]:
@@ -204,12 +205,13 @@ class Comparison(Sides, Judged):
         return as_html(self.verdict, self.said, self.rows)
 
 
-def assembled(sides: Sides, judged: Judged, verdict: str, said: Said, next_steps: tuple[str, ...]) -> Comparison:
+def assembled(sides: Sides, judged: Judged, ruling: Ruling, said: Said, next_steps: tuple[str, ...]) -> Comparison:
     """The Comparison of two sides, with the verdict and what is said of it. Nothing else makes one."""
     return Comparison(
         **vars(sides),
         **vars(judged),
-        verdict=verdict,
+        verdict=ruling.verdict,
+        reasons=ruling.reasons,
         headline=said.headline,
         proof=said.clauses,
         next_steps=next_steps,
@@ -220,7 +222,7 @@ def assembled(sides: Sides, judged: Judged, verdict: str, said: Said, next_steps
 
 def _profile(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[str, ...]:
     """What the leading error looks like."""
-    first = leading([row for row in rows if row.verdict == tolerances.WRONG], diagnosis)
+    first = leading([row for row in rows if row.verdict == WRONG], diagnosis)
     return tuple(fact.says for fact in first.local.facts) if first is not None and first.local is not None else ()
 
 
@@ -229,7 +231,7 @@ def _arithmetics(rows: Sequence[Row]) -> dict[str, str]:
     counts: dict[str, Counter[str]] = {}
     sums = {f"ffn_out-{row.layer}" for row in rows if row.tap.startswith("ffn_moe_down-")}  # of experts' products
     for row in rows:
-        right = row.local is not None and row.local.verdict == tolerances.MATCH and not row.span and row.tap not in sums
+        right = row.local is not None and row.local.verdict == MATCH and not row.span and row.tap not in sums
         if right and row.op.startswith("MUL_MAT") and row.weight_type and row.local and row.local.arithmetic:
             counts.setdefault(row.weight_type, Counter())[row.local.arithmetic] += 1
     return {kind: count.most_common(1)[0][0] for kind, count in counts.items()}

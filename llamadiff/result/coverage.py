@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import UNCHECKED
 from llamadiff.trace.taps import LOGITS
 
 if TYPE_CHECKING:
@@ -47,11 +47,6 @@ class Coverage:
     def is_enough(self) -> bool:
         return self.reached or self.asked
 
-    def gated(self, verdict: str) -> str:
-        """The verdict of a run: nobody calls right what does not reach the logits."""
-        passed = verdict in (tolerances.MATCH, tolerances.NOISE)
-        return tolerances.UNCHECKED if passed and not self.is_enough else verdict
-
 
 def coverage_of(
     rows: Sequence[Row], missing: Sequence[str], trace: Trace, names: Sequence[str], extra: Sequence[str], asked: bool
@@ -59,7 +54,7 @@ def coverage_of(
     """What was judged of a trace; ``names`` are all taps that it could have, in order, ``extra`` names of no tap."""
     end = LOGITS if LOGITS in names or not names else names[-1]
     reached = any(row.tap == end for row in rows) and _has_last_row(trace.known.get(end))
-    judged = sum(row.verdict != tolerances.UNCHECKED for row in rows)
+    judged = sum(row.verdict != UNCHECKED for row in rows)
     return Coverage(judged, len(rows) + len(missing), end, reached, asked or asked_for_less(trace.info.producer),
                     _ignored(extra, [name for name in names if name not in trace]))  # fmt: skip
 

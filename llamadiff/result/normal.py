@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import WRONG
 from llamadiff.numerics.metrics import Stats
 from llamadiff.result.rows import SLIGHT, Row, stem
 from llamadiff.trace.taps import RESIDUAL
@@ -132,7 +132,7 @@ class _Layers:
 
     def _first_wrong(self) -> Row | None:
         """The first op that is wrong, and more than slightly if any is."""
-        wrong = [row for row in self.rows if row.verdict == tolerances.WRONG and row.local is not None]
+        wrong = [row for row in self.rows if row.verdict == WRONG and row.local is not None]
         grave = [row for row in wrong if row.local is not None and not row.local.nmse <= SLIGHT]
         return next(iter([*grave, *wrong]), None)
 
@@ -144,9 +144,9 @@ class _Layers:
         """What may be said of what both sides have; nothing, where nobody judged either."""
         if not self._judged():
             return "whether that is right was not judged"
-        if any(row.baseline_local is not None and row.baseline_local.verdict == tolerances.WRONG for row in self.rows):
+        if any(row.baseline_local is not None and row.baseline_local.verdict == WRONG for row in self.rows):
             return "but the baseline is wrong itself"
-        if any(row.verdict == tolerances.WRONG for row in self.rows):
+        if any(row.verdict == WRONG for row in self.rows):
             return "it is the model; what is wrong does not show in it"
         return "it is the model, and no sign of a fault"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, NOISE, UNCHECKED, WRONG
 from llamadiff.result.rows import Row
 from llamadiff.result.said import Said
 
@@ -13,10 +13,10 @@ MOST = 20  # taps
 _TITLES = ("tap", "verdict", "own error", "limit")
 # As in a terminal: a verdict has a background of its own.
 _BADGES = {
-    tolerances.MATCH: "color:#ffffff;background:#008700",
-    tolerances.NOISE: "color:#ffffff;background:#005f87",
-    tolerances.WRONG: "color:#ffffff;background:#d70000",
-    tolerances.UNCHECKED: "color:#000000;background:#ffd700",
+    MATCH: "color:#ffffff;background:#008700",
+    NOISE: "color:#ffffff;background:#005f87",
+    WRONG: "color:#ffffff;background:#d70000",
+    UNCHECKED: "color:#000000;background:#ffd700",
 }
 
 
@@ -24,7 +24,7 @@ def as_html(verdict: str, said: Said, rows: Sequence[Row]) -> str:
     """The finding and the taps that are not right as a piece of HTML; ``frame()`` has every tap."""
     badge = f'<b style="{_BADGES[verdict]};padding:0 0.5em">{verdict.upper()}</b>'
     head = f"<p>{badge} <b>{escape(said.headline)}</b><br>{escape('; '.join(said.clauses))}</p>"
-    told = [row for row in rows if row.verdict in (tolerances.WRONG, tolerances.UNCHECKED)]
+    told = [row for row in rows if row.verdict in (WRONG, UNCHECKED)]
     return head + (_table(told) if told else "")
 
 

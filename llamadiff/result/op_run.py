@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import of_node
 
 
 @dataclass(frozen=True)
@@ -30,4 +30,4 @@ class OpRun:
 
     @property
     def verdict(self) -> str:
-        return tolerances.verdict(self.error, self.limit, 10 * self.limit)
+        return of_node(self.error, self.limit).verdict

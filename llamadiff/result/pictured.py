@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from llamadiff.diagnose.diagnosis import Diagnosis
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import SEVERITY, UNCHECKED, WRONG
 from llamadiff.result.rows import Row, kind_of
 
 AROUND = 5  # taps before and after a divergence
@@ -24,8 +24,8 @@ def pictured(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[Row, 
 
 def _wanted(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> Iterator[int]:
     """Places of rows, those to be kept first."""
-    wrong = [at for at, row in enumerate(rows) if row.verdict == tolerances.WRONG]
-    wrong = wrong or [at for at, row in enumerate(rows) if row.verdict == tolerances.UNCHECKED][:1]
+    wrong = [at for at, row in enumerate(rows) if row.verdict == WRONG]
+    wrong = wrong or [at for at, row in enumerate(rows) if row.verdict == UNCHECKED][:1]
     named = {d.tap for d in diagnosis}
     firsts = list({kind_of(rows[at]): at for at in reversed(wrong)}.values())
     divergences = sorted({*firsts, *(at for at in wrong if rows[at].tap in named)})
@@ -43,4 +43,4 @@ def _wanted(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> Iterator[int
 
 def _badness(row: Row) -> tuple[int, float]:
     error = row.local.nmse if row.local is not None else row.drift.nmse if row.drift is not None else 0.0
-    return tolerances.SEVERITY.index(row.verdict), 0.0 if math.isnan(error) else error
+    return SEVERITY.index(row.verdict), 0.0 if math.isnan(error) else error

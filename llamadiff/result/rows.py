@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamadiff.diagnose.diagnosis import Diagnosis, explained
+from llamadiff.diagnose.diagnosis import Diagnosis, ways_of
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.pattern.deviation import ROUNDINGS, Fact
+from llamadiff.judge.verdict import Ruling, explained, mistaken, of_nothing
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import Closeup
 
@@ -64,7 +65,7 @@ class Row:
 
 def blank(tap: str, layer: int | None, op: str, shape: tuple[int, ...]) -> Row:
     """The row of a tap, or a node, of which nothing is known yet; what is found of it replaces its fields."""
-    return Row(tap=tap, layer=layer, op=op, shape=shape, verdict=tolerances.UNCHECKED)
+    return Row(tap=tap, layer=layer, op=op, shape=shape, verdict=of_nothing())
 
 
 def stem(tap: str) -> str:
@@ -155,12 +156,13 @@ def with_explanations(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tu
 
     Where no bug is known, what was read back of an op comes first among the facts.
     """
-    ways = explained(diagnosis)
+    ways = ways_of(diagnosis)
     read = {tap: facts for d in diagnosis for tap, facts in d.read.items() if facts}
     mistakes = {tap for tap, facts in read.items() if any(fact.kind not in ROUNDINGS for fact in facts)}
-    wrong = mistakes.union(*(d.taps for d in diagnosis if d.known and not d.harmless))
+    bugs = {tap: d.causes[0].says for d in reversed(diagnosis) if d.known and not d.harmless for tap in d.taps}
+    wrong = {tap: read[tap][0].says for tap in mistakes} | bugs
     return tuple(
-        _explained(row, ways[row.tap]) if row.tap in ways else _wrong(row) if row.tap in wrong else row
+        _explained(row, ways[row.tap]) if row.tap in ways else _wrong(row, wrong[row.tap]) if row.tap in wrong else row
         for row in (_read_back(row, read.get(row.tap, ())) for row in rows)
     )
 
@@ -174,16 +176,23 @@ def _read_back(row: Row, facts: Sequence[Fact]) -> Row:
     return replace(row, local=replace(row.local, facts=(*facts, *more)))
 
 
-def _wrong(row: Row) -> Row:
-    """A row that a known bug explains, whatever else might."""
-    local = replace(row.local, verdict=tolerances.WRONG, unclear=False) if row.local else None
-    return replace(row, verdict=tolerances.WRONG, local=local)
+def _wrong(row: Row, says: str) -> Row:
+    """A row that a known bug explains, or what was read back, whatever else might."""
+    return _ruled(row, mistaken(says))
 
 
 def _explained(row: Row, way: str) -> Row:
     """The row as noise, unless there is more to say against it than an error that rounding may leave."""
-    if row.local is not None and row.local.not_finite:
+    opened, not_finite = (row.local.opened, row.local.not_finite) if row.local else (0, 0)
+    if not_finite:
         return row
-    verdict = tolerances.UNCHECKED if row.local is not None and row.local.opened else tolerances.NOISE
-    local = replace(row.local, verdict=verdict) if row.local else None
-    return replace(row, verdict=verdict, local=local, explained=way)
+    return replace(_ruled(row, explained(way, opened)), explained=way)
+
+
+def _ruled(row: Row, ruling: Ruling) -> Row:
+    """The row under another verdict, which has its reasons besides."""
+    if row.local is None:
+        return replace(row, verdict=ruling.verdict)
+    reasons = (*row.local.reasons, *ruling.reasons)
+    local = replace(row.local, verdict=ruling.verdict, unclear=ruling.unclear, reasons=reasons)
+    return replace(row, verdict=ruling.verdict, local=local)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import SEVERITY, WRONG, of_nothing, of_row, worst_of
 from llamadiff.numerics.closeup import Grid, coarse, grid
 from llamadiff.result.rows import Row, stem
 
@@ -51,7 +51,7 @@ def steps(rows: Sequence[Row], n_tokens: int) -> tuple[WorstOp | None, ...]:
         first = n_tokens - len(errors)  # logits may be those of the last token alone
         for token, error in enumerate(errors if first >= 0 else ()):
             verdict = row_verdict(row, error)
-            badness = tolerances.SEVERITY.index(verdict), _over(row, error)
+            badness = SEVERITY.index(verdict), _over(row, error)
             held = worst[first + token]
             if held is None or badness > held[0]:
                 worst[first + token] = badness, WorstOp(row.tap, error, verdict)
@@ -61,13 +61,9 @@ def steps(rows: Sequence[Row], n_tokens: int) -> tuple[WorstOp | None, ...]:
 def row_verdict(row: Row, error: float) -> str:
     """The verdict on one token's row of a tap, whose NMSE is ``error``."""
     local = row.local
-    if local is None or math.isnan(error):
-        return tolerances.UNCHECKED
-    if error <= local.limit:
-        return tolerances.MATCH
-    if row.verdict != tolerances.WRONG:
-        return row.verdict
-    return tolerances.WRONG if error > max(local.limit, local.hides_row) else tolerances.NOISE
+    if local is None:
+        return of_nothing()
+    return of_row(row.verdict, error, local.limit, local.hides_row)
 
 
 def _over(row: Row, error: float) -> float:
@@ -96,9 +92,9 @@ def _side(side: str, rows: Sequence[Row]) -> CacheSide | None:
         side=side,
         word=word,
         stored=word in _STORED,
-        verdict=tolerances.worst_of([verdict for own in verdicts for verdict in own]),
+        verdict=worst_of([verdict for own in verdicts for verdict in own]),
         layers=layers,
         errors=grid(coarse(errors), (len(held), width)),
         wrong=tuple((layer, slot) for layer, own in zip(layers, verdicts, strict=True)
-                    for slot, verdict in enumerate(own) if verdict == tolerances.WRONG),
+                    for slot, verdict in enumerate(own) if verdict == WRONG),
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import of_variants
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Logits
 
@@ -53,5 +53,5 @@ class Variants:
     @property
     def verdict(self) -> str:
         """WRONG if a variant is, or dies; what llama.cpp refuses to do is no fault."""
-        wrong = any(row.verdict == tolerances.WRONG for row in self.rows)
-        return tolerances.WRONG if wrong else self.rows[0].verdict
+        default, *others = (row.verdict for row in self.rows)
+        return of_variants(default, others)

@@ -14,6 +14,7 @@ from llamadiff.engines.select import GRAPH, EngineUsed
 from llamadiff.ggml.check import NO_FUNCTION, NOT_LOOKED_AT, UNKNOWN_ROUNDING, NodeCheck, layers_of
 from llamadiff.judge.finding import Local
 from llamadiff.judge.preflight.checks import given_rightly
+from llamadiff.judge.verdict import NODES, NOISE, SEVERITY, WRONG, of_node, of_run
 from llamadiff.llamacpp.capture import Nodes, check_nodes, found_by
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.recording import read_again
@@ -54,7 +55,7 @@ def compare_nodes(
     if not rows:
         raise UserError(no_tap_fits(request))
     given = given_rightly(info)
-    verdict = tolerances.worst_of([*(row.verdict for row in rows), *(check.verdict for check in given)])
+    ruling = of_run([row.verdict for row in rows], [check.verdict for check in given])
     capture_s = time.perf_counter() - started
     sides = Sides(
         model=model.describe(str(info.model.get("sha256") or model.sha256)),
@@ -77,7 +78,7 @@ def compare_nodes(
     )
     said = summarize(rows, str(info.producer.get("name")), _passes(found), request.settings.on_device)
     said = said.under(f"before any node, {given[0].name}: {given[0].found}") if given else said
-    return replace(assembled(sides, judged, verdict, said, _next_steps(rows, request)), engine=EngineUsed(GRAPH))
+    return replace(assembled(sides, judged, ruling, said, _next_steps(rows, request)), engine=EngineUsed(GRAPH))
 
 
 def worst_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
@@ -120,24 +121,22 @@ def _labels(checks: Sequence[NodeCheck]) -> dict[tuple[str, str], str]:
 def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[tolerances.Rule]) -> Row:
     rule = tolerances.rule_for(rules, name, check.op, check.arithmetic or "F32")
     match = rule.match + check.rounding
-    verdict = tolerances.UNCHECKED if check.nmse is None else tolerances.verdict(check.nmse, match, 10 * match)
-    is_open = check.opened > 0 and verdict != tolerances.WRONG
-    verdict, local = tolerances.UNCHECKED if is_open else verdict, None
+    ruling, local = of_node(check.nmse, match, check.opened), None
+    is_open = check.opened > 0 and not ruling.is_wrong
     if check.nmse is not None and not is_open:
-        wrong = verdict == tolerances.WRONG
         local = Local(
-            check.nmse, None if wrong else check.arithmetic, match, 10 * match, verdict, index=check.index,
-            expected=check.expected, recorded=check.found,
+            check.nmse, None if ruling.is_wrong else check.arithmetic, match, NODES * match, ruling.verdict,
+            index=check.index, expected=check.expected, recorded=check.found, reasons=ruling.reasons,
         )  # fmt: skip
     return replace(
-        blank(name, layer, check.op, check.shape), verdict=verdict, weight=check.weight,
+        blank(name, layer, check.op, check.shape), verdict=ruling.verdict, weight=check.weight,
         weight_type=check.weight_type, local=local, baseline=check.baseline, candidate=check.engine,
         explained=OPEN if is_open else check.problem, closeup=check.closeup,
     )  # fmt: skip
 
 
 def _badness(row: Row) -> tuple[int, float]:
-    return tolerances.SEVERITY.index(row.verdict), row.local.nmse if row.local else 0.0
+    return SEVERITY.index(row.verdict), row.local.nmse if row.local else 0.0
 
 
 def _why_unchecked(row: Row) -> str:
@@ -156,7 +155,7 @@ def _passes(found: Nodes) -> str:
 
 def summarize(rows: Sequence[Row], name: str, passes: str, on_device: bool = False) -> Said:
     """What is said of a graph of ``name``'s, in words of the ``passes`` in which its nodes were judged."""
-    judged, wrong = [row for row in rows if row.local], [row for row in rows if row.verdict == tolerances.WRONG]
+    judged, wrong = [row for row in rows if row.local], [row for row in rows if row.verdict == WRONG]
     gaps = (*_gaps(rows), *[ALONE] * on_device)
     if wrong:
         return _wrong(name, wrong).plus(*gaps)
@@ -164,7 +163,7 @@ def summarize(rows: Sequence[Row], name: str, passes: str, on_device: bool = Fal
         return Said(f"no node of {name}'s graph could be checked", gaps)
     worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
     assert worst.local is not None
-    noisy = sum(row.verdict == tolerances.NOISE for row in rows)
+    noisy = sum(row.verdict == NOISE for row in rows)
     quality = f"right up to rounding ({noisy} are noise)" if noisy else "right"
     alone = ", each computed alone" if on_device else ""
     said = f"every checked node of {name}'s graph is {quality} on the inputs it was given{alone}"
@@ -197,7 +196,7 @@ def _gaps(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _next_steps(rows: Sequence[Row], request: Request) -> tuple[str, ...]:
-    if not any(row.verdict == tolerances.WRONG for row in rows):
+    if not any(row.verdict == WRONG for row in rows):
         return (UNSEEN,) if request.settings.on_device else ()
     if request.keep is None:
         return ("run llamadiff backend with --keep DIR: it saves each wrong op with its inputs, for a bug report",)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llamadiff.candidates.transformers import checkpoint_of
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.preflight.checks import Check
-from llamadiff.numerics.tolerances import WRONG
+from llamadiff.judge.verdict import WRONG
 from llamadiff.result.comparison import Judged
 from llamadiff.system.progress import Progress
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from llamadiff.engines.batches import batches_of
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.judge.sketching import at_most, drift_from, stats_of
+from llamadiff.judge.verdict import MATCH, of_check, of_nothing, of_run
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import closeup
 from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
@@ -59,10 +60,10 @@ def drift_only(baseline: Trace, candidate: Trace, how: How = USUAL) -> Compariso
         *unjudged.steps_when_lacking(coverage),
         "give --model: with the model, every op of both sides is judged on its own inputs",
     )
-    verdict = coverage.gated(tolerances.worst_of([row.verdict for row in rows]))
+    ruling = of_run([row.verdict for row in rows] or [of_nothing()], [], (), coverage.is_enough)
     said = _drift_sentence(rows, coverage) if sketch is None else _sketch_sentence(rows, sketch.projections, how.rules)
     said = said.plus(*note_on(baseline))
-    return assembled(_sides(baseline.info, candidate.info), judged, verdict, said, steps)
+    return assembled(_sides(baseline.info, candidate.info), judged, ruling, said, steps)
 
 
 def _row(name: str, b: Array, c: Array, how: How) -> Row:
@@ -82,7 +83,7 @@ def _row(name: str, b: Array, c: Array, how: How) -> Row:
     axes = tap.kind.axes if tap is not None and len(tap.kind.axes) == b.ndim else ("row", *["value"] * (b.ndim - 1))
     seen = closeup(*sides, axes, drift.worst.index) if how.pictures else None
     agrees = drift.nmse <= limit and not any(side.nan or (side.inf and tap is not None) for side in stats)
-    verdict = tolerances.MATCH if agrees else tolerances.UNCHECKED
+    verdict = of_check(False, told=agrees)
     return replace(
         blank(name, taps.layer_of(name), op, tuple(b.shape)), verdict=verdict, drift=drift, baseline=stats[0],
         candidate=stats[1], closeup=seen,
@@ -125,7 +126,7 @@ def _logits(b: Array, c: Array, how: How) -> Logits:
 
 
 def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> Said:
-    if rows and all(row.verdict == tolerances.MATCH for row in rows):
+    if rows and all(row.verdict == MATCH for row in rows):
         if coverage.is_enough:
             return Said(f"the two traces agree on all {len(rows)} taps that both have")
         part = f"{coverage.judged} of {coverage.taps} taps"

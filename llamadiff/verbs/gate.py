@@ -20,6 +20,7 @@ from llamadiff.engines.run_spec import Gate
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Source
 from llamadiff.judge.preflight.checks import Check
+from llamadiff.judge.verdict import WRONG, is_right, of_bounds, of_nothing, worst_of
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
 from llamadiff.numerics.rounding_tap import Carrier
@@ -55,15 +56,13 @@ class Bound:
 def held_to(result: Comparison, positions: Positions, bounds: Sequence[Bound]) -> Comparison:
     """A comparison with its gate: beyond a given limit it is WRONG, beyond what rounding explains UNCHECKED."""
     broken = [bound for bound in bounds if not bound.is_kept]
-    verdict = tolerances.MATCH
-    if broken:
-        verdict = tolerances.WRONG if any(bound.given for bound in broken) else tolerances.UNCHECKED
+    verdict = of_bounds([bound.given for bound in broken])
     check = Check(CHECK, verdict, f"over {positions.count} positions the KL has {_listed(broken or bounds)}")
     result = replace(result, positions=positions, preflight=(*result.preflight, check))
-    if not broken or result.verdict == tolerances.WRONG:
+    if not broken or result.verdict == WRONG:
         return result
     said = result.said.under(f"the logits do not pass the gate: {check.found}")
-    worst = tolerances.worst_of([result.verdict, verdict])
+    worst = worst_of([result.verdict, verdict])
     return replace(result, verdict=worst, headline=said.headline, proof=said.clauses)
 
 
@@ -72,12 +71,13 @@ def not_held(result: Comparison, gate: Gate) -> Comparison:
     if gate.mean is None and gate.p99 is None:
         return result
     found = "one side does not have the logits of all positions (a sketch has none)"
-    check = Check(CHECK, tolerances.UNCHECKED, found)
+    check = Check(CHECK, of_nothing(), found)
     result = replace(result, preflight=(*result.preflight, check))
-    if result.verdict == tolerances.WRONG:
+    if result.verdict == WRONG:
         return result
     said = result.said.under(f"the logits cannot be held to their limits: {found}")
-    return replace(result, verdict=tolerances.UNCHECKED, headline=said.headline, proof=said.clauses)
+    worst = worst_of([result.verdict, check.verdict])
+    return replace(result, verdict=worst, headline=said.headline, proof=said.clauses)
 
 
 def _listed(bounds: Sequence[Bound]) -> str:
@@ -151,5 +151,5 @@ def _fitting(findings: Sequence[Finding], side: str) -> Iterator[frozenset[str]]
     """The policies that fit each tap that is right, in all phases; where it is so up to noise there may be none."""
     for finding in findings:
         local, phases = finding.local.get(side), finding.fitting.get(side, ())
-        if local is not None and local.verdict in (tolerances.MATCH, tolerances.NOISE) and phases:
+        if local is not None and is_right(local.verdict) and phases:
             yield frozenset.intersection(*phases)

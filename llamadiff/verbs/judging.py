@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,18 +15,18 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.source import FOUND_MAP
-from llamadiff.diagnose.conventions.understand import Conventions, understood
+from llamadiff.diagnose.budget import Budget
+from llamadiff.diagnose.conventions.study import Bench, Conventions, understood
 from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, is_wrong, scene_of
 from llamadiff.engines.batches import batches_of, in_batches_of
 from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.engines.run_spec import Gate, How
 from llamadiff.judge.finding import Finding
-from llamadiff.judge.in_view import as_shown, misrecorded, without_followers
 from llamadiff.judge.preflight.checks import Check, check_runnable, check_same_run, given_rightly, preflight
 from llamadiff.judge.preflight.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.judge.statistics import statistics_check
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import WRONG, Ruling, of_nothing, of_run
 from llamadiff.numerics.policies import F32
 from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.result.coverage import coverage_of
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Graph = Callable[[], Runnable | None]
-LEAST_SECONDS = 10.0  # for the diagnosis of a small model
+LEAST = 2e11  # multiply-adds for the diagnosis of a small model
+TIMES = 4.0  # as many as the pass over a larger one takes
 
 
 @np.errstate(all="ignore")  # what overflows shows in the values
@@ -73,16 +75,23 @@ def judge(
     study = _studied(model, baseline, candidate, how, graph, keep)
     stated, between = statistics_check(study.passes.findings)
     ran = time.perf_counter()
-    seconds = how.explain or max(LEAST_SECONDS, 1.5 * (ran - started))  # as long as finding what is wrong took, or so
-    diagnosis = _causes(model, study, seconds, how, graph) if how.diagnose else ()
+    diagnosis = _causes(model, study, _budget(model, baseline, how), how, graph) if how.diagnose else ()
     judged = _judged(model, baseline, study, (*checks, *stated), diagnosis, how)
     judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
     judged = by_the_original(judged, original) if original is not None else judged
-    sides, verdict = _sides(model, baseline, study.candidate), _verdict(judged)
-    steps = next_steps(verdict, judged, sides.is_engine, between)
+    sides, ruling = _sides(model, baseline, study.candidate), _ruling(judged)
+    steps = next_steps(ruling.verdict, judged, sides.is_engine, between)
     steps = (*fitting, *(steps if judged.rows or not fitting else ()))
-    result = assembled(sides, judged, verdict, summarize(verdict, sides, judged), steps)
+    result = assembled(sides, judged, ruling, summarize(ruling.verdict, sides, judged), steps)
     return result if how.gate is None else _gated(result, model, baseline, study, how.gate)
+
+
+def _budget(model: Runnable, baseline: Trace, how: How) -> Budget:
+    """What may be computed to find causes: what a user gave, or else about as much as it took to find what is wrong."""
+    if how.explain:
+        return Budget.of_seconds(how.explain)
+    values = sum(math.prod(model.weights.shape(name)) for name in model.tensors)
+    return Budget(max(LEAST, TIMES * values * len(baseline.info.tokens)))
 
 
 def _fit_to_compare(model: Runnable, baseline: Trace, candidate: Trace | None) -> Trace:
@@ -134,11 +143,8 @@ def _studied(
     baseline.wait()
     if candidate is None:
         return _Study(passes, None)
-    if model.by_graph:
-        return _Study(without_followers(as_shown(passes)), candidate)
-    manner, candidate, passes = understood(model, baseline, candidate, passes, how, graph)
-    records, passes = misrecorded(model, baseline, candidate, passes, how)
-    return _Study(without_followers(as_shown(passes)), candidate, manner, records)
+    found = understood(Bench(model, baseline, how, graph), candidate, passes)
+    return _Study(found.passes, found.assumed.trace, found.manner, found.assumed.records)
 
 
 def _gated(result: Comparison, model: Runnable, baseline: Trace, study: _Study, gate: Gate) -> Comparison:
@@ -156,13 +162,13 @@ def _gated(result: Comparison, model: Runnable, baseline: Trace, study: _Study, 
     return held_to(result, positions, bounds_of(positions, gate, rounding))
 
 
-def _causes(model: Runnable, study: _Study, seconds: float, how: How, graph: Graph) -> tuple[Diagnosis, ...]:
+def _causes(model: Runnable, study: _Study, budget: Budget, how: How, graph: Graph) -> tuple[Diagnosis, ...]:
     """The causes of what is wrong, wrong records aside: known bugs of llama.cpp's graph, or else what ops did."""
     computed = [finding for finding in study.passes.findings if finding.tap.name not in study.records]
 
     def found(of: Runnable, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
         passes = replace(study.passes, findings=computed)
-        scene = scene_of(of, passes, study.under_test, seconds, how.progress, how.explain > 0, model)
+        scene = scene_of(of, passes, study.under_test, budget, how.progress, how.explain > 0, model)
         return diagnose(scene, findings)
 
     with threadpool_limits(1, "blas"):
@@ -208,20 +214,19 @@ def _judged(
 def _blamed(passes: Passes) -> tuple[str, ...]:
     """The baseline's taps that are off on inputs which are all there: how much a span may err is not known of it."""
     found = ((finding.tap.name, finding.local.get("baseline")) for finding in passes.findings)
-    return tuple(name for name, local in found if local and local.verdict == tolerances.WRONG and not local.span)
+    return tuple(name for name, local in found if local and local.verdict == WRONG and not local.span)
 
 
-def _verdict(judged: Judged) -> str:
+def _ruling(judged: Judged) -> Ruling:
     """The worst of the taps and the checks, as far as enough was judged. Weights may be all that there is to judge.
 
     Where the baseline is off on its own inputs, nothing was compared with what is right.
     """
     assert judged.coverage is not None
-    if judged.blamed:
-        return tolerances.WRONG
     weights_alone = not judged.rows and any(check.name.startswith(WEIGHTS) for check in judged.preflight)
-    of_taps = [] if weights_alone else [tolerances.worst_of([row.verdict for row in judged.rows])]
-    return judged.coverage.gated(tolerances.worst_of([*of_taps, *(check.verdict for check in judged.preflight)]))
+    of_taps = [] if weights_alone else [row.verdict for row in judged.rows] or [of_nothing()]
+    checks = [check.verdict for check in judged.preflight]
+    return of_run(of_taps, checks, judged.blamed, judged.coverage.is_enough)
 
 
 def _sides(model: Runnable, baseline: Trace, candidate: Trace | None) -> Sides:

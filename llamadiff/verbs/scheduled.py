@@ -14,6 +14,7 @@ from llamaref import Weights
 from llamaref.history import History
 from numpy.typing import NDArray
 
+from llamadiff.judge.verdict import of_rounding
 from llamadiff.llamacpp.capture import read_run
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.inputs import ordinal
@@ -59,13 +60,8 @@ class Found:
 
     @property
     def verdict(self) -> str:
-        if self.faults:
-            return tolerances.WRONG
-        return (
-            tolerances.MATCH
-            if self.worst <= tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match
-            else tolerances.NOISE
-        )
+        match = tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match
+        return of_rounding(self.worst <= match and not self.faults, not self.faults)
 
 
 def abilities(request: Request, child: Child) -> Abilities:

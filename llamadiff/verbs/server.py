@@ -35,10 +35,11 @@ from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
 from llamadiff.judge.preflight.checks import OTHER_TOKENS, tokens_apart, where_apart
+from llamadiff.judge.verdict import UNCHECKED, WRONG, is_right
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.variation import PREFIX, varied
-from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics import metrics
 from llamadiff.result.comparison import Comparison
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import write_text
@@ -156,17 +157,17 @@ class _Case:
         """The verdict, and why."""
         quick = replace(self.how, diagnose=False)
         result = self._result(quick)
-        right = result.verdict in words.RIGHT
+        right = is_right(result.verdict)
         found = None if right else self._other_settings(SETTINGS[:USUAL])
         tokens = self._other_tokens(right or found is not None)
         if tokens is not None and (right or found is not None or not self.answers.by_ids):
             return words.told(result, tokens, self.seen)
-        if found is None and result.verdict == tolerances.UNCHECKED:
+        if found is None and result.verdict == UNCHECKED:
             found = self._as_near_as_ways()
         found = self._left_out() if right else found or self._explained()
         if found is not None and found.spec:
             result = self._result(quick, found.spec)
-            right = result.verdict != tolerances.WRONG
+            right = result.verdict != WRONG
         if found is not None and (right or not found.spec):
             return words.told(result, tokens if found.is_right and tokens is not None else found, self.seen)
         if not right:

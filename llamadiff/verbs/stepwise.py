@@ -20,11 +20,11 @@ from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import captured, in_engine
+from llamadiff.judge.verdict import MATCH, WRONG
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.schedule import alone
-from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
@@ -108,14 +108,14 @@ class _Lives:
     def of(self, lives: Sequence[Sequence[int]]) -> Comparison:
         """Of all that are wrong, the one that is so first; else the longest."""
         found = [self._judged(life, diagnose=False).verdict for life in lives]
-        wrong = [life for life, verdict in zip(lives, found, strict=True) if verdict == tolerances.WRONG]
+        wrong = [life for life, verdict in zip(lives, found, strict=True) if verdict == WRONG]
         if wrong:
             firsts = [(self._first_wrong(life), life) for life in wrong]
             (number, upto), life = min(firsts, key=lambda each: each[0])
             result = self._judged(life[:upto], diagnose=self.how.diagnose)
             result = replace(result, headline=f"{self._place(number, life[:upto])}: {result.headline}")
         else:
-            unlike = [life for life, verdict in zip(lives, found, strict=True) if verdict != tolerances.MATCH]
+            unlike = [life for life, verdict in zip(lives, found, strict=True) if verdict != MATCH]
             result = self._judged(max(unlike or lives, key=len), diagnose=False)  # again: what is kept is of this one
         count = f"{len(self.said)} steps have tokens, of {len(lives)} sequences that were run alone"
         return replace(result, notes=(*result.notes, count, *self.left_out.values()))
@@ -130,7 +130,7 @@ class _Lives:
         """The number of the step in which a sequence is wrong first, and how many rows it has then."""
         sizes = self._batches(life)
         for upto in accumulate(sizes):
-            if upto == len(life) or self._judged(life[:upto], diagnose=False).verdict == tolerances.WRONG:
+            if upto == len(life) or self._judged(life[:upto], diagnose=False).verdict == WRONG:
                 return self.step_of[life[upto - 1]].number, upto
         raise AssertionError
 

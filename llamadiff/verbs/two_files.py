@@ -12,8 +12,8 @@ from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
 from llamadiff.judge.run import run_passes
+from llamadiff.judge.verdict import WRONG
 from llamadiff.llamacpp.child import Child
-from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.loss import Loss
 from llamadiff.result.said import Said
@@ -110,9 +110,9 @@ def _damaged(findings: Sequence[Oddity], bad: ModelFile) -> tuple[str, ...]:
 
 def _told(result: Comparison, loss: Loss) -> Comparison:
     """The comparison under the sentence about its loss, unless an op is wrong, or what the files say of the model."""
-    wrong = result.verdict == tolerances.WRONG
+    wrong = result.verdict == WRONG
     line, under, before = said.sentence(loss, not wrong), tuple(said.clauses(loss)), result.said
-    other = any(row.verdict == tolerances.WRONG for row in result.rows) or (wrong and not loss.damaged)
+    other = any(row.verdict == WRONG for row in result.rows) or (wrong and not loss.damaged)
     if other:
         told = before.plus(line, *under)
     elif loss.damaged:  # what is wrong with the tensor says most

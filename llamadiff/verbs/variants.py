@@ -14,12 +14,13 @@ from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
+from llamadiff.judge.verdict import WRONG, of_check, of_node, of_nothing, of_refusal
 from llamadiff.llamacpp.capture import probe, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import GPU, PLAIN, Request
 from llamadiff.llamacpp.schedule import at_random
 from llamadiff.llamacpp.variation import schedule_of, varied
-from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics import metrics
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Logits, compare_logits, logit_rows
 from llamadiff.result.variants import DEFAULT, Variant, Variants
@@ -97,9 +98,8 @@ def _tried(
         is_seen = by_nodes is not None or not request.settings.on_device
         return found if is_seen or alone is None else _by_logits(found, baseline, trace, alone)
     except UserError as error:
-        verdict = tolerances.WRONG if isinstance(error, DiedError) else tolerances.UNCHECKED
         said = str(error).removeprefix(f"{request.model}: ")
-        return Variant(name, verdict, time.perf_counter() - started, failed=said)
+        return Variant(name, of_refusal(isinstance(error, DiedError)), time.perf_counter() - started, failed=said)
     finally:
         remove(Path(str(request.output)))  # traces may be large, and are many
 
@@ -118,7 +118,7 @@ def _scheduled(name: str, default: Runnable, request: Request, how: How, number:
     found = run_schedule(shortest, request, vocabulary)
     steps = tuple(step.words() for step in found.steps)
     return Variant(
-        name, tolerances.WRONG, seconds, (*found.given, *found.off), found.judged, (found.faults or ("",))[0],
+        name, of_check(found.faults), seconds, (*found.given, *found.off), found.judged, (found.faults or ("",))[0],
         failed=found.died, steps=steps,
     )  # fmt: skip
 
@@ -141,7 +141,7 @@ def _compared(
     """A trace judged on its own inputs, or every node of such a run; and the trace held against the default."""
     result = by_nodes or judge(opened, trace, None, how)
     wrong = tuple(row.tap for row in result.wrong)
-    verdict = result.verdict if result.rows else tolerances.UNCHECKED
+    verdict = result.verdict if result.rows else of_nothing()
     return Variant(
         name, verdict, seconds, wrong, sum(row.local is not None for row in result.rows),
         result.headline if wrong else "", _leaves(baseline, trace), _ratio(result), _logits(opened, baseline, trace),
@@ -154,12 +154,12 @@ def _by_logits(found: Variant, baseline: Trace, trace: Trace, alone: Comparison)
     logits, held against those of nodes that were judged each ``alone``. What these may be off by adds up.
     """
     if LOGITS not in baseline or LOGITS not in trace:
-        return replace(found, verdict=tolerances.UNCHECKED, wrong=(), judged=0, headline="", comparison=None)
+        return replace(found, verdict=of_nothing(), wrong=(), judged=0, headline="", comparison=None)
     off = metrics.nmse(logit_rows(trace[LOGITS]), logit_rows(baseline[LOGITS]), 0)
     limit = sum(row.local.limit for row in alone.rows if row.local is not None)
-    verdict = tolerances.verdict(off, limit, 10 * limit)
+    verdict = of_node(off, limit).verdict
     said = f"its logits are off by {off:.1e} of those of nodes computed alone; rounding explains {limit:.0e}"
-    wrong, headline = ((LOGITS,), said) if verdict == tolerances.WRONG else ((), "")
+    wrong, headline = ((LOGITS,), said) if verdict == WRONG else ((), "")
     return replace(found, verdict=verdict, wrong=wrong, judged=1, headline=headline, ratio=None, comparison=None)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.engines.select import GRAPH, EngineUsed
+from llamadiff.judge.verdict import WRONG, of_nothing, of_run, worst_of
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.llamacpp.watch_run import Bounds
 from llamadiff.llamacpp.watching import JudgedGraph, Watched
 from llamadiff.llamacpp.watching import watch as run_watched
-from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
 from llamadiff.result.pictured import pictured
 from llamadiff.result.rows import Row
@@ -77,7 +77,7 @@ def watch_program(
     if not found.judged:
         raise UserError(_nothing(found, name, ended))
     graphs = tuple((Path(part), _comparison(name, part, kind, found, keep)) for part, kind in kinds.items())
-    verdict = tolerances.worst_of([result.verdict for _, result in graphs])
+    verdict = worst_of([result.verdict for _, result in graphs])
     return ProgramWatched(graphs, tuple(_said(found, kinds)), ended, verdict)
 
 
@@ -99,7 +99,7 @@ def _nothing(found: Watched, name: str, ended: str) -> str:
 
 
 def _comparison(name: str, part: str, kind: _Kind, found: Watched, keep: Path | None) -> Comparison:
-    verdict = tolerances.worst_of([row.verdict for row in kind.rows])
+    ruling = of_run([row.verdict for row in kind.rows] or [of_nothing()])
     whose = f"{name}'s {part}" if part != "graph" else name
     sides = Sides(
         model={"file": part, "architecture": part}, tokens=(), n_prefill=0,
@@ -111,7 +111,7 @@ def _comparison(name: str, part: str, kind: _Kind, found: Watched, keep: Path | 
     said = summarize(kind.rows, name, f"{kind.passes} graphs", kind.on_device)
     said = Said(f"{part}: {said.headline}", said.clauses)
     steps = _next_steps(kind.rows, keep, whose)
-    return replace(assembled(sides, judged, verdict, said, steps), engine=EngineUsed(GRAPH))
+    return replace(assembled(sides, judged, ruling, said, steps), engine=EngineUsed(GRAPH))
 
 
 def _said(found: Watched, kinds: dict[str, _Kind]) -> list[str]:
@@ -132,7 +132,7 @@ def _said(found: Watched, kinds: dict[str, _Kind]) -> list[str]:
 
 
 def _next_steps(rows: Sequence[Row], keep: Path | None, whose: str) -> tuple[str, ...]:
-    if not any(row.verdict == tolerances.WRONG for row in rows):
+    if not any(row.verdict == WRONG for row in rows):
         return ()
     if keep is None:
         return ("run llamadiff watch with --keep DIR: it saves each wrong op with its inputs, for a bug report",)

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.numerics.tolerances import UNCHECKED
+from llamadiff.judge.verdict import UNCHECKED
 from llamadiff.system.progress import Progress, silent
 from llamadiff.weights.pairs import Measured, Pair, measure_all
 from llamadiff.weights.result import Oddity, TensorRow, WeightReport

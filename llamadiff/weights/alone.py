@@ -11,9 +11,9 @@ import numpy as np
 from llamaref.known_tensors import known_stems
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.judge.verdict import MATCH, UNCHECKED
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
-from llamadiff.numerics.tolerances import MATCH, UNCHECKED
 from llamadiff.system.errors import UnrunnableError
 from llamadiff.system.pages import let_go
 from llamadiff.system.progress import Progress, silent

@@ -9,7 +9,7 @@ import numpy as np
 from llamaref.weights import block_sizes
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.numerics.tolerances import MATCH, NOISE, WRONG
+from llamadiff.judge.verdict import of_rounding
 from llamadiff.system.pages import let_go
 from llamadiff.system.progress import Progress
 from llamadiff.weights.cost import Cost, QuantizedRows, costs_of
@@ -94,7 +94,7 @@ class Measured:
             return self.row
         place = self.place() if self.is_wrong else ""
         equal = self.distance.nmse == 0 and not self.distance.not_finite
-        verdict = WRONG if self.is_wrong else MATCH if equal else NOISE
+        verdict = of_rounding(equal and not self.is_wrong, not self.is_wrong)
         return replace(self.row, distance=replace(self.distance, place=place), cost=self.cost.nmse, verdict=verdict)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from llamaref import Weights
 
-from llamadiff.numerics.tolerances import MATCH, NOISE, UNCHECKED, WRONG
+from llamadiff.judge.verdict import MATCH, NOISE, UNCHECKED, of_tensors
 from llamadiff.weights.distance import Distance
 from llamadiff.weights.statistics import TensorStats
 
@@ -44,10 +44,10 @@ class TensorRow:
     made: str = ""
     distance: Distance | None = None
     cost: float | None = None
-    verdict: str = MATCH
+    verdict: str = ""
 
     @classmethod
-    def of(cls, weights: Weights, name: str, verdict: str = MATCH) -> TensorRow:
+    def of(cls, weights: Weights, name: str, verdict: str = "") -> TensorRow:
         """What the file says of a tensor."""
         return cls(name, weights.type(name), weights.shape(name), weights.stored(name).nbytes, verdict=verdict)
 
@@ -77,10 +77,7 @@ class WeightReport:
     @property
     def verdict(self) -> str:
         """WRONG with a finding, UNCHECKED where a tensor could not be looked at, NOISE for honest quantization."""
-        if self.findings:
-            return WRONG
-        verdicts = {row.verdict for row in self.rows}
-        return UNCHECKED if UNCHECKED in verdicts or not self.rows else NOISE if NOISE in verdicts else MATCH
+        return of_tensors([row.verdict for row in self.rows], self.findings)
 
     @property
     def summary(self) -> str:

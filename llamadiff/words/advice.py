@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llamadiff.diagnose.diagnosis import Diagnosis
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import UNCHECKED, WRONG, is_right
 from llamadiff.result.comparison import Judged
 from llamadiff.result.rows import Row, leading, stem
 from llamadiff.words import diagnosis_text, unjudged
@@ -23,7 +23,7 @@ def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[
     is wrong.
     """
     rows, diagnosis = judged.rows, judged.diagnosis
-    wrong = [row for row in rows if row.verdict == tolerances.WRONG]
+    wrong = [row for row in rows if row.verdict == WRONG]
     first = leading(wrong, diagnosis)
     if first is None and between:
         return (f"{_narrow_down(between, rows)}; as whole tensors (llamadiff writer LANGUAGE), not as statistics",)
@@ -61,7 +61,7 @@ def _steps_when_unknown(
 ) -> list[str]:
     """Where to look for a cause that is not known: at the leading op, and at others of another kind."""
     named = {tap for d in known for tap in d.taps}
-    wrong = [row for row in rows if row.verdict == tolerances.WRONG and not row.misrecorded]
+    wrong = [row for row in rows if row.verdict == WRONG and not row.misrecorded]
     unnamed = [row for row in wrong if row.tap not in named]
     others = {stem(row.tap): row for row in reversed(unnamed) if stem(row.tap) != stem(first.tap)}
     others = {row.op: row for row in reversed(others.values()) if not row.span and row.op != first.op}
@@ -75,7 +75,7 @@ def _steps_when_unknown(
 
 def _still_open(row: Row, rows: Sequence[Row]) -> Sequence[str]:
     """The unrecorded taps before a wrong one, from the last on of which something was recorded, and that right."""
-    right = {other.tap for other in rows if other.verdict in (tolerances.MATCH, tolerances.NOISE)}
+    right = {other.tap for other in rows if is_right(other.verdict)}
     last = max((i for i, name in enumerate(row.span) if name in right), default=-1)
     return row.span[last + 1 :] or (row.span[last],)
 
@@ -148,7 +148,7 @@ def _product_advice(row: Row) -> str:
 
 
 def _steps_when_right(verdict: str, rows: Sequence[Row], missing: Sequence[str]) -> tuple[str, ...]:
-    if verdict == tolerances.UNCHECKED or not rows:
+    if verdict == UNCHECKED or not rows:
         return ("record more taps; llamadiff taps MODEL lists them with their shapes",)
     judged = [row.local.nmse for row in rows if row.local is not None]
     steps = [f"the smallest tolerance that still passes: match = {max(judged):.1e}"] if judged else []

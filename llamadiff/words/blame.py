@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.pattern.deviation import ANSWERS, Fact
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import NOISE, WRONG, is_right
 from llamadiff.result.rows import Row, is_slight, leading, stem
 from llamadiff.result.said import Said
 from llamadiff.words import diagnosis_text as say
@@ -30,7 +30,7 @@ def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subje
 
     ``gaps``: not every tap was recorded.
     """
-    wrong = [row for row in rows if row.verdict == tolerances.WRONG]
+    wrong = [row for row in rows if row.verdict == WRONG]
     first = leading(wrong, diagnosis)
     assert first is not None
     records = [row for row in wrong if row.misrecorded]
@@ -234,7 +234,7 @@ def _others(rest: Sequence[Row]) -> Iterator[str]:
 
 def _the_rest(rows: Sequence[Row], gaps: bool) -> Iterator[str]:
     """What may be said of the other ops: only what was judged."""
-    right = sum(row.verdict in (tolerances.MATCH, tolerances.NOISE) for row in rows)
+    right = sum(is_right(row.verdict) for row in rows)
     if not right:
         return
     if not gaps and not any(unjudged.has_open_places(row) for row in rows):
@@ -246,4 +246,4 @@ def _the_rest(rows: Sequence[Row], gaps: bool) -> Iterator[str]:
 
 def quality(rows: Sequence[Row]) -> str:
     """How right those are that are not wrong."""
-    return "right up to rounding" if any(row.verdict == tolerances.NOISE for row in rows) else "right"
+    return "right up to rounding" if any(row.verdict == NOISE for row in rows) else "right"

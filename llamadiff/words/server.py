@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llamadiff.judge.preflight.checks import Check
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import UNCHECKED, is_right, of_answers, of_check
 from llamadiff.result.comparison import Comparison
 
-RIGHT = (tolerances.MATCH, tolerances.NOISE)
 COARSE = ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # types of a cache that cost more than rounding does
 
 
@@ -128,17 +127,19 @@ def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
     """A judgement of what a server said, under what explains it; nothing is said of taps, which no server has."""
     result = replace(result, missing=())
     if found is not None and not found.is_right:
-        check = Check(found.check, tolerances.WRONG, found.says)
+        check = Check(found.check, of_check(found), found.says)
         kept = tuple(each for each in result.preflight if each.name != found.check)
-        if found.check == "tokens" and result.verdict in RIGHT:
+        if found.check == "tokens" and is_right(result.verdict):
             seen = f"asked with the file's own ids it is right up to rounding, {seen}"
-        return replace(result, verdict=tolerances.WRONG, headline=found.says, proof=(seen, *result.proof),
-                       preflight=(*kept, check), next_steps=(found.fix,))  # fmt: skip
-    if found is None and result.verdict not in RIGHT:
+        return replace(
+            result, verdict=of_answers(result.verdict, found.is_right), headline=found.says,
+            proof=(seen, *result.proof), preflight=(*kept, check), next_steps=(found.fix,),
+        )  # fmt: skip
+    if found is None and not is_right(result.verdict):
         headline = _of_its_engine(result.headline)
         known = any(each.known for each in result.diagnosis)
         if not known:
-            coarse = ", as much as coarse rounding leaves" if result.verdict == tolerances.UNCHECKED else ""
+            coarse = ", as much as coarse rounding leaves" if result.verdict == UNCHECKED else ""
             headline = (
                 f"the server's log-probabilities are off{coarse}; no known mistake, setting or file explains them"
             )
@@ -147,10 +148,10 @@ def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
     if found is not None:
         cache = ", with a coarse cache" if any(each in found.spec for each in COARSE) else ""
         headline, proof = headline + cache, (found.says, *proof)
-        if result.verdict not in RIGHT:  # what rounding in such a cache may leave, and what it leaves in llama.cpp
+        if not is_right(result.verdict):  # what rounding in such a cache may leave, and what it leaves in llama.cpp
             proof = (found.says, *(f"so much rounding leaves an NMSE of {row.local.nmse:.1e}" for row in result.rows
                                    if row.local is not None))  # fmt: skip
-            result = replace(result, verdict=tolerances.NOISE)
+            result = replace(result, verdict=of_answers(result.verdict, found.is_right))
     return replace(result, headline=f"{headline}, {seen}", proof=proof, next_steps=(AFTER,))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from llamadiff.judge.preflight.checks import Check
 from llamadiff.judge.preflight.shapes import SHAPES
 from llamadiff.judge.statistics import CHECK as STATISTICS
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, NOISE, UNCHECKED, WRONG
 from llamadiff.result.comparison import Judged, Sides
 from llamadiff.result.coverage import Coverage
 from llamadiff.result.rows import Row
@@ -25,7 +25,7 @@ _FEW_WAYS = 2  # of computing, that are told
 def summarize(verdict: str, sides: Sides, judged: Judged) -> Said:
     """Which op is wrong since which layer, or that none is and how much noise there is."""
     said = _found(verdict, sides, judged)
-    failed = [check for check in judged.preflight if check.verdict == tolerances.WRONG]
+    failed = [check for check in judged.preflight if check.verdict == WRONG]
     if failed:
         said = said.under(_before_the_layers(failed))
     return said.plus(
@@ -77,13 +77,13 @@ def _unread(names: Sequence[str], baseline: Mapping[str, Any]) -> Iterator[str]:
 
 def _unsure(checks: Sequence[Check]) -> Iterator[str]:
     for check in checks:
-        if check.verdict == tolerances.UNCHECKED and check.name != STATISTICS:
+        if check.verdict == UNCHECKED and check.name != STATISTICS:
             yield f"{check.name} could not be checked: {check.found}"
 
 
 def _weights_alone(whose: str, weights: Sequence[Check]) -> str:
     """What is said where weights are all that there is to judge."""
-    right, count = sum(check.verdict == tolerances.MATCH for check in weights), len(weights)
+    right, count = sum(check.verdict == MATCH for check in weights), len(weights)
     if count == 1:
         part = "the one weight" if right else "not even the one weight"
     elif right == count:
@@ -121,7 +121,7 @@ def _judgement(verdict: str, sides: Sides, judged: Judged) -> Said:
     baseline, is_engine = sides.baseline, sides.is_engine
     whose = str(baseline.get("name")) if is_engine else _name(sides.candidate)
     also = [_off(judged.blamed, baseline)] if judged.blamed else []
-    if any(row.verdict == tolerances.WRONG for row in rows):
+    if any(row.verdict == WRONG for row in rows):
         mistakes = [d for d in diagnosis if not d.harmless]
         return blame(rows, mistakes, whose, f"{_possessive(whose)} " if is_engine else "", gaps).plus(*also)
     if any(unjudged.has_open_places(row) for row in rows):
@@ -129,7 +129,7 @@ def _judgement(verdict: str, sides: Sides, judged: Judged) -> Said:
     if judged.blamed:
         right = _right(whose, rows, gaps) if rows else unchecked(whose, rows, gaps, judged.coverage)
         return Said(_off(judged.blamed, baseline), (right.headline, *right.clauses))
-    if verdict == tolerances.UNCHECKED or not rows:
+    if verdict == UNCHECKED or not rows:
         return unchecked(whose, rows, gaps, judged.coverage)
     ways = [f"it {diagnosis_text.clause(d)}" for d in diagnosis if d.harmless][:_FEW_WAYS]
     own = judged.manner.clauses() if judged.manner is not None else ()
@@ -138,7 +138,7 @@ def _judgement(verdict: str, sides: Sides, judged: Judged) -> Said:
 
 def _hidden(rows: Sequence[Row]) -> Iterator[str]:
     """How large a mistake the noise could hide, where there is any."""
-    noisy = [row for row in rows if row.verdict == tolerances.NOISE and row.local is not None]
+    noisy = [row for row in rows if row.verdict == NOISE and row.local is not None]
     if noisy:
         worst = max(noisy, key=lambda row: row.local.hides if row.local else 0.0)
         assert worst.local is not None
@@ -146,7 +146,7 @@ def _hidden(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _is_wrong(local: Any) -> bool:
-    return local is not None and local.verdict == tolerances.WRONG
+    return local is not None and local.verdict == WRONG
 
 
 def _off(blamed: Sequence[str], baseline: Mapping[str, Any]) -> str:
@@ -160,7 +160,7 @@ def _possessive(name: str) -> str:
 
 def _right(whose: str, rows: Sequence[Row], gaps: bool) -> Said:
     judged = [row for row in rows if row.local is not None]
-    noisy = sum(row.verdict == tolerances.NOISE for row in rows)
+    noisy = sum(row.verdict == NOISE for row in rows)
     subject = f"what was recorded of {whose}" if gaps else f"every op of {whose}"
     noise = f", {noisy} of them noise" if noisy else ""
     clause = f"{_counted(len(judged), 'tap')} judged{noise}, {_worst(judged)}"
@@ -203,7 +203,7 @@ def unchecked(whose: str, rows: Sequence[Row], gaps: bool = False, coverage: Cov
     """That nothing was found wrong, and why that does not say that all is right."""
     if not rows:
         return Said(f"nothing could be judged: {whose} recorded no tap of this model")
-    differing = [row for row in rows if row.verdict == tolerances.UNCHECKED]
+    differing = [row for row in rows if row.verdict == UNCHECKED]
     if differing and differing[0].local is not None and differing[0].local.unclear:
         return unjudged.unclear(whose, differing)
     if differing:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from llamadiff.judge.finding import Local
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import UNCHECKED, is_right
 from llamadiff.result.coverage import Coverage
 from llamadiff.result.rows import Row
 from llamadiff.result.said import Said
@@ -55,7 +55,7 @@ def steps_when_lacking(coverage: Coverage) -> tuple[str, ...]:
 
 def has_open_places(row: Row) -> bool:
     """Whether NaN or Inf among what a tap is computed from leave it unjudged, in part at least."""
-    return row.verdict == tolerances.UNCHECKED and row.local is not None and row.local.opened > 0
+    return row.verdict == UNCHECKED and row.local is not None and row.local.opened > 0
 
 
 def where_not_finite(local: Local) -> str:
@@ -86,7 +86,7 @@ def unjudgeable(whose: str, baseline: str, rows: Sequence[Row]) -> Said:
     first, *after = [row for row in rows if has_open_places(row)]
     assert first.local is not None
     others = f", nor can {_counted(len(after))} after it" if after else ""
-    right = sum(row.verdict in (tolerances.MATCH, tolerances.NOISE) for row in rows)
+    right = sum(is_right(row.verdict) for row in rows)
     both = whose != baseline and first.baseline is not None and (first.baseline.nan or first.baseline.inf)
     said = Said(
         f"{first.tap} cannot be judged{_in_tokens(first.local)}{others}: even the right op gives NaN or Inf there",

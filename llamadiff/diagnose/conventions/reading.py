@@ -21,7 +21,7 @@ from llamadiff.diagnose.diagnosis import Scene, case_of
 from llamadiff.diagnose.search import VARIES, Fit, replayed, search
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.finding import Finding, Local
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, NOISE, WRONG
 from llamadiff.numerics.arithmetic import EIGHT_BIT_WAYS, eight_bit_ways, precision
 from llamadiff.numerics.policies import CACHES, F32, operand_kind, rounding_type, shaken
 from llamadiff.numerics.rounding import Rounding
@@ -129,16 +129,16 @@ def _sorted(scene: Scene, findings: Sequence[Finding]) -> tuple[defaultdict[str,
     fitting: defaultdict[str, Counter[str]] = defaultdict(Counter)
     beyond: list[Beyond] = []
     judged = list(_judged(scene, findings))
-    wrong = {kind for kind, _, local in judged if local.verdict == tolerances.WRONG}
+    wrong = {kind for kind, _, local in judged if local.verdict == WRONG}
     for kind, tap, local in judged:
         near = kind in wrong and local.nmse * CLEAR > local.noise_limit
-        is_noise = local.verdict == tolerances.NOISE and scene.source.precision != F32
-        if local.verdict == tolerances.MATCH or (is_noise and not near):
+        is_noise = local.verdict == NOISE and scene.source.precision != F32
+        if local.verdict == MATCH or (is_noise and not near):
             weight = scene.run.model.weight_names.get(tap.name)
             widths = [f"{kind}:{scene.run.model.weights.shape(weight)[-1]}"] if weight is not None else []
             for key in (kind, *widths):
                 fitting[key][local.arithmetic or PLAIN] += 1
-        elif local.verdict == tolerances.WRONG or is_noise:
+        elif local.verdict == WRONG or is_noise:
             beyond.append(Beyond(case_of(scene.run, scene.source, tap, local), local, kind))
     return fitting, beyond
 
@@ -251,7 +251,7 @@ def _explained(chosen: Sequence[Beyond], explaining: Explaining) -> set[str]:
     chosen = [replace(each, case=case_of(scene.run, scene.source, each.case.tap, each.local)) for each in chosen]
     for each in {each.shape[1]: each for each in reversed(chosen)}.values():
         others = [other for other in chosen if other is not each]
-        outcome = search(each.case, each.local.least, scene.clock, pairs=False)
+        outcome = search(each.case, each.local.least, scene.budget, pairs=False)
         for fit in outcome.fits:
             if fit.causes != ("activations-rounded",) and _holds(fit, others):
                 if fit.harmless:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.diagnose.budget import Budget
 from llamadiff.diagnose.case import Case, NotRecordedError, Recording
 from llamadiff.diagnose.diagnosis import Cause, as_cause
-from llamadiff.diagnose.search import Clock, Fit, exact_bugs, replayed, search
+from llamadiff.diagnose.search import Fit, exact_bugs, replayed, search
 from llamadiff.engines.graph_model import GraphModel
 from llamadiff.extras.port.alignment import LEAVES_A_STATE, SCAN, seen_of
 from llamadiff.extras.port.lineup import Departed
@@ -25,7 +26,7 @@ from llamadiff.numerics.policies import F32
 from llamadiff.numerics.rounding_tap import Carrier
 
 Array = NDArray[Any]
-SECONDS = 4.0  # for a kind of place
+WORK = 4e10  # multiply-adds for a kind of place
 FITS = 5e-12  # NMSE that a bug may leave of the model's values
 
 
@@ -41,8 +42,8 @@ class Causes:
 
     def of(self, alike: Sequence[Departed]) -> list[Cause | None]:
         """What the model does at each of some nodes of one kind, as if it were a bug of its own; None for none."""
-        clock, known = Clock.of(SECONDS), list[Fit]()
-        return [self._of(each, known, clock) for each in alike]
+        budget, known = Budget(WORK), list[Fit]()
+        return [self._of(each, known, budget) for each in alike]
 
     def edits(self, spot: Spot) -> Iterator[tuple[Cause, Mapping[int, Alter]]]:
         """Each known bug at a node in whose place no op is known, and what it alters."""
@@ -53,16 +54,16 @@ class Causes:
             ):  # what is of this op first
                 yield as_cause(fit), altered
 
-    def _of(self, departed: Departed, known: list[Fit], clock: Clock) -> Cause | None:
+    def _of(self, departed: Departed, known: list[Fit], budget: Budget) -> Cause | None:
         """``known``: what was found at others of its kind, and is tried first."""
         for number in range(departed.fused, len(departed.place.nodes) + 1):
-            found = self._at(departed, departed.place.nodes[:number], known, clock)
+            found = self._at(departed, departed.place.nodes[:number], known, budget)
             if found is not None:
                 known.append(found)
                 return as_cause(found)
         return None
 
-    def _at(self, departed: Departed, nodes: Sequence[GraphNode], known: Sequence[Fit], clock: Clock) -> Fit | None:
+    def _at(self, departed: Departed, nodes: Sequence[GraphNode], known: Sequence[Fit], budget: Budget) -> Fit | None:
         """That of the last of some nodes, of which the others have no values of the model's."""
         label = nodes[-1].label
         if label is None or departed.values is None:
@@ -77,7 +78,7 @@ class Causes:
             again = replayed(case, right, fit.key, fit.values)
             if again is not None and again.nmse <= FITS:
                 return again
-        fits = [] if known and clock.spent else search(case, right, clock).fits
+        fits = [] if known and budget.is_spent else search(case, right, budget).fits
         return next((fit for fit in fits if fit.nmse <= FITS and not fit.harmless), None)
 
     def _case(self, spot: Spot, nodes: Sequence[GraphNode], recorded: Array | None) -> Case:

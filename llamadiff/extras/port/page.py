@@ -14,7 +14,7 @@ from llamadiff.extras.port.places import Apart
 from llamadiff.extras.port.run import KERNELS, Port
 from llamadiff.extras.port.sides import GRAPH, MODEL
 from llamadiff.extras.port.torch_ops import CodeLine
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, UNCHECKED, WRONG
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.page import Page
 
@@ -51,11 +51,11 @@ def headline(found: Port) -> str:
         first, more = found.places[0], len(found.places) - 1
         others = f"; {more} more {'places' if more > 1 else 'place'} below" if more else ""
         return f"{first.side}, {first.name}: {code} {first.says}{others}"
-    if found.verdict == tolerances.WRONG and found.steps is not None:
+    if found.verdict == WRONG and found.steps is not None:
         return f"llama.cpp's graph is right in one go, and not its decode steps: {found.steps.headline}"
-    if found.verdict == tolerances.MATCH:
+    if found.verdict == MATCH:
         return f"llama.cpp computes what {code} does: logits agree to {_size(found.logits)}"
-    if found.steps is not None and found.steps.verdict == tolerances.UNCHECKED:
+    if found.steps is not None and found.steps.verdict == UNCHECKED:
         return f"the graph is what {found.code} computes, and llama.cpp's decode steps were not all judged by it"
     if found.own > KERNELS:
         return "llama.cpp's own run is not what its graph gives: a kernel is wrong, and llamadiff backend says which"

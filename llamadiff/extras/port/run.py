@@ -22,9 +22,9 @@ from llamadiff.extras.port.pooling import POOLED, mode_of, other_pooling, with_p
 from llamadiff.extras.port.sides import EITHER, FILE, GRAPH, MODEL, other_keys, side_of, third_opinion, unstated
 from llamadiff.extras.port.tensors import Tensors
 from llamadiff.extras.port.torch_ops import layers_of
+from llamadiff.judge.verdict import of_check, of_part, worst_of
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
-from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison
 from llamadiff.trace import taps
 from llamadiff.verbs.judging import judge
@@ -65,11 +65,9 @@ class Port:
 
     @property
     def verdict(self) -> str:
-        steps = tolerances.MATCH if self.steps is None else self.steps.verdict
-        if self.places or steps == tolerances.WRONG:
-            return tolerances.WRONG
+        steps = [] if self.steps is None else [of_part(self.steps.verdict)]
         is_close = self.logits <= CLOSE and self.own <= KERNELS
-        return tolerances.MATCH if is_close and steps != tolerances.UNCHECKED else tolerances.UNCHECKED
+        return worst_of([of_check(self.places, told=is_close or bool(self.places)), *steps])
 
 
 def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.extras.sweep.plan import SweepCase, settings_in_words
+from llamadiff.judge.verdict import of_nothing, of_refusal
 from llamadiff.llamacpp.variation import settings_of
-from llamadiff.numerics import tolerances
 from llamadiff.system.errors import DiedError, UserError
 from llamadiff.system.exits import reason
 
@@ -52,8 +52,7 @@ def run_case(case: SweepCase, threads: int = 0) -> SweepRow:
     try:
         row = _judged(case, threads)
     except UserError as error:
-        verdict = tolerances.WRONG if isinstance(error, DiedError) else tolerances.UNCHECKED
-        row = replace(unjudged(case, str(error)), verdict=verdict)
+        row = replace(unjudged(case, str(error)), verdict=of_refusal(isinstance(error, DiedError)))
     except Exception as error:  # one case's, and no reason to end the others
         row = unjudged(case, reason(error, "llamadiff"))
     return replace(row, seconds=time.perf_counter() - started, worker=f"{socket.gethostname()}:{os.getpid()}")
@@ -62,7 +61,7 @@ def run_case(case: SweepCase, threads: int = 0) -> SweepRow:
 def unjudged(case: SweepCase, refused: str = "") -> SweepRow:
     """The row of a case that nobody has judged, or could."""
     about = (case.key, case.model, case.prompt, case.candidate, case.way, case.n_predict)
-    return SweepRow(*about, verdict=tolerances.UNCHECKED, refused=refused)
+    return SweepRow(*about, verdict=of_nothing(), refused=refused)
 
 
 def _judged(case: SweepCase, threads: int) -> SweepRow:

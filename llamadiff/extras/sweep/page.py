@@ -13,7 +13,7 @@ from rich.text import Text
 
 from llamadiff.extras.sweep.case import SweepRow
 from llamadiff.extras.sweep.run import Sweep
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, NOISE
 from llamadiff.report.github import code, prose, table
 from llamadiff.report.terminal.escape import quoted, shown, tiny
 from llamadiff.report.terminal.page import STRONG, Page
@@ -21,7 +21,7 @@ from llamadiff.report.terminal.page import STRONG, Page
 TITLES = ("model", "candidate", "settings", ">cases", ">right", ">wrong", ">refused", ">worst own", ">worst KL", ">s")
 RANKS = (0, 0, 1, 0, 0, 0, 0, 3, 2, 4)
 _TOLD = 40  # rows that are not right
-_RIGHT = (tolerances.MATCH, tolerances.NOISE)
+_RIGHT = (MATCH, NOISE)
 
 
 def _groups(rows: Iterable[SweepRow], key: Callable[[SweepRow], Hashable]) -> list[list[SweepRow]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from llamadiff.extras.sweep.case import SweepRow, run_case, unjudged
 from llamadiff.extras.sweep.plan import SweepCase, read_plan
 from llamadiff.extras.sweep.store import Store
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import worst_of
 from llamadiff.verbs.workers import Died, cores, surviving
 
 DEAD = "the processes that ran it were killed, one after the other, perhaps for want of memory; try --jobs 1"
@@ -29,7 +29,7 @@ class Sweep:
 
     @property
     def verdict(self) -> str:
-        return tolerances.worst_of([row.verdict for row in self.rows])
+        return worst_of([row.verdict for row in self.rows])
 
     @property
     def counts(self) -> Counter[str]:

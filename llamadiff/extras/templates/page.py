@@ -10,7 +10,7 @@ from rich.text import Text
 
 from llamadiff.extras.templates.conversations import Conversation
 from llamadiff.extras.templates.run import Parting, Place, Templates
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, UNCHECKED
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.page import Page
 
@@ -34,9 +34,9 @@ def print_templates(found: Templates, console: Console) -> None:
 def headline(found: Templates) -> str:
     """The finding in a sentence."""
     every = len(found.chosen.conversations)
-    if found.verdict == tolerances.UNCHECKED:
+    if found.verdict == UNCHECKED:
         return "the template refuses every conversation that was made for it"
-    if found.verdict == tolerances.MATCH:
+    if found.verdict == MATCH:
         return f"the candidate renders all {every} conversations as the template says"
     first = found.places[0]
     share = f"in {found.parted} of {every} conversations"

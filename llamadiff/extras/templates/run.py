@@ -12,7 +12,7 @@ from llamadiff.extras.templates.conversations import Chosen, Conversation, Told,
 from llamadiff.extras.templates.rendering import Cause, Source, source_of
 from llamadiff.extras.templates.sides import Answer, Ask, candidate_of, is_asked
 from llamadiff.extras.templates.smallest import smallest
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import of_check
 from llamadiff.system.progress import Progress, silent
 
 FEW = 3  # places that are shown
@@ -56,9 +56,7 @@ class Templates:
 
     @property
     def verdict(self) -> str:
-        if not self.chosen.conversations:
-            return tolerances.UNCHECKED
-        return tolerances.WRONG if self.parted else tolerances.MATCH
+        return of_check(self.parted, told=bool(self.chosen.conversations))
 
     @property
     def unreached(self) -> Sequence[tuple[int, str]]:

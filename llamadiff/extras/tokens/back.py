@@ -18,8 +18,8 @@ from llamaref.tokenizer import BYTE, CONTROL, SPECIAL, UNKNOWN, rules_of
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.extras.tokens.candidates import DETOKENIZE, answering
+from llamadiff.judge.verdict import of_check
 from llamadiff.llamacpp.request import Settings
-from llamadiff.numerics import tolerances
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress
 from llamadiff.weights.tokens.changes import Ids
@@ -121,7 +121,7 @@ def back(
 
         found = asked(lists)
         progress("trying what may be wrong")
-        so_far = Back(model.name, name, len(lists), 0, tolerances.MATCH, (), ())
+        so_far = Back(model.name, name, len(lists), 0, of_check(False), (), ())
         return _judged(so_far, tokens, _ways(fields), lists, found, asked)
 
 
@@ -172,7 +172,7 @@ def _judged(
     examples = tuple(
         Shown(ids, tuple(tokens[i].stored for i in ids), read(tokens, ids, Way()), asked([ids])[0]) for ids in shown
     )
-    return replace(so_far, parted=len(parted), verdict=tolerances.WRONG, mistakes=tuple(mistakes), examples=examples)
+    return replace(so_far, parted=len(parted), verdict=of_check(parted), mistakes=tuple(mistakes), examples=examples)
 
 
 def read(tokens: Sequence[Token], ids: Ids, way: Way, mistake: Mistake | None = None) -> str:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from llamadiff.extras.tokens.back import Back
 from llamadiff.extras.tokens.run import LLAMA_CPP, OWN, Example, Tokens
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import UNCHECKED, WRONG
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.page import Page
 from llamadiff.weights.tokens.changes import Change
@@ -26,7 +26,7 @@ def print_tokens(found: Tokens, console: Console) -> None:
     page.paragraph(Text(f"{found.verdict.upper()}  ", page.style_of(found.verdict)), page.as_it_is(headline(found)))
     explanation = found.explanation
     page.blank()
-    if explanation is not None and found.verdict == tolerances.WRONG:
+    if explanation is not None and found.verdict == WRONG:
         for change in explanation.mistakes:
             page.labelled("fix", page.as_it_is(change.fix))
         for change in explanation.others:
@@ -49,9 +49,9 @@ def print_tokens(found: Tokens, console: Console) -> None:
 def headline(found: Tokens) -> str:
     """The finding in a sentence."""
     every, name = found.texts, found.candidate
-    if found.verdict == tolerances.WRONG:
+    if found.verdict == WRONG:
         return f"tokenizer: {_wrong(found)}"
-    if found.verdict == tolerances.UNCHECKED:
+    if found.verdict == UNCHECKED:
         return f"tokenizer: llama.cpp and {name} part for {found.doubted} of {every} texts: one of them is wrong"
     if _is_alone(found):
         return f"llama.cpp and {name} give the same ids for all {every} texts"

@@ -14,8 +14,8 @@ from llamaref.tokenizer import Tokenizer, as_original
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.extras.tokens.candidates import candidate
+from llamadiff.judge.verdict import of_check
 from llamadiff.llamacpp.request import Settings
-from llamadiff.numerics import tolerances
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
 from llamadiff.system.progress import Progress
@@ -193,12 +193,12 @@ class _Sides:
         """The side that is wrong, and the verdict."""
         if parted:
             agree = self.as_llama_cpp is not None and not {*doubted} & {*parted}
-            return (self.other.name if agree and self.other is not None else ""), tolerances.WRONG
+            return (self.other.name if agree and self.other is not None else ""), of_check(parted)
         if self.other is None:
-            return "", tolerances.UNCHECKED if doubted else tolerances.MATCH
+            return "", of_check(False, told=not doubted)
         if {*doubted} & own:  # the candidate and the independent one agree, and llama.cpp does what it does not mean
-            return LLAMA_CPP, tolerances.WRONG
-        return "", tolerances.MATCH
+            return LLAMA_CPP, of_check(doubted)
+        return "", of_check(False)
 
     def _examples(self, numbers: Sequence[int], of_candidate: bool) -> tuple[Example, ...]:
         """The smallest texts on which the candidate parts, or llama.cpp from the independent tokenizer."""

@@ -17,7 +17,7 @@ from llamadiff.engines.batches import common, slipped
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
 from llamadiff.engines.weight_faults import weight_fault
 from llamadiff.judge.settings import stored_types
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import of_check, of_nothing
 from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import INPUTS, Info
@@ -48,17 +48,17 @@ def given_rightly(info: Info) -> tuple[Check, ...]:
     """What llama.cpp gave its passes, where that is not what was run before: no op is wrong then, and all is."""
     faults = info.producer.get(INPUTS)
     said = [str(fault) for fault in faults] if isinstance(faults, list) else []
-    return tuple(Check(INPUTS, tolerances.WRONG, fault) for fault in said)
+    return tuple(Check(INPUTS, of_check(fault), fault) for fault in said)
 
 
 def _tokens(info: Info, right: Sequence[int]) -> Check:
     """Tokens, and the positions that the candidate states for them."""
     place, count = slipped(info, right), len(info.tokens)
     if place is None:
-        return Check("tokens", tolerances.MATCH, f"{count} token ids and positions are the baseline's")
+        return Check("tokens", of_check(False), f"{count} token ids and positions are the baseline's")
     stated, wanted = (", ".join(map(str, side[place : place + 4])) for side in (info.positions, right))
     found = f"from token {place} on positions {stated} are stated, and {wanted} are right"
-    return Check("positions", tolerances.WRONG, found)
+    return Check("positions", of_check(found), found)
 
 
 def tokens_apart(model: ModelFile | None, b: Sequence[int], c: Sequence[int]) -> str:
@@ -121,8 +121,7 @@ def hyper_parameters(model: ModelFile, info: Info) -> Iterator[Check]:
             wrong.append(f"{key} = {value}, which the file does not state")
         elif not _same(value, actual):
             wrong.append(f"{key} = {value}; the file says {_short(actual)}")
-    verdict = tolerances.WRONG if wrong else tolerances.MATCH
-    yield Check("hyper-parameters", verdict, "; ".join(wrong) or f"{len(stated)} stated, all as in the file")
+    yield Check("hyper-parameters", of_check(wrong), "; ".join(wrong) or f"{len(stated)} stated, all as in the file")
 
 
 def _same(value: Any, actual: Any) -> bool:
@@ -142,12 +141,12 @@ def weights(model: ModelFile, candidate: Trace) -> Iterator[Check]:
             continue
         tensor = name.removeprefix(WEIGHTS)
         if tensor not in model.weights:
-            yield Check(name, tolerances.UNCHECKED, "the file has no such tensor")
+            yield Check(name, of_nothing(), "the file has no such tensor")
             continue
         fault = weight_fault(model, tensor, np.asarray(candidate[name], np.float32))
         yield Check(
             name,
-            tolerances.WRONG if fault else tolerances.MATCH,
+            of_check(fault),
             fault or f"{model.weights.type(tensor)}, every block right",
         )
 

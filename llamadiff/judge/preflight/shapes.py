@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.preflight.checks import Check
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import of_check
 from llamadiff.numerics.transposes import advice
 from llamadiff.trace.last_row import in_last_row, is_last_row
 from llamadiff.trace.reader import Trace
@@ -83,7 +83,7 @@ def _tokens_of(tap: Tap, have: Sequence[int], model: Runnable) -> int | None:
 def misfit_checks(model: Runnable, misfits: Sequence[Misfit], n_tokens: int) -> Iterator[Check]:
     """The misfits as what was found before any layer: nothing, if all fits."""
     if misfits:
-        yield Check(SHAPES, tolerances.WRONG, "; ".join(_reasons(model, misfits, n_tokens)))
+        yield Check(SHAPES, of_check(misfits), "; ".join(_reasons(model, misfits, n_tokens)))
 
 
 def steps_when_misfit(misfits: Sequence[Misfit], n_tokens: int) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamadiff.numerics import closeup, tolerances
+from llamadiff.judge.verdict import SEVERITY, WRONG
+from llamadiff.numerics import closeup
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.facts import told_tokens
 from llamadiff.report.json import finite
@@ -17,7 +18,7 @@ from llamadiff.result.logits import Logits, TopToken
 from llamadiff.result.rows import Row, kind_of
 from llamadiff.result.timeline import CacheSide, slots, steps
 
-VERDICTS = tolerances.SEVERITY
+VERDICTS = SEVERITY
 DIGITS = 5  # significant ones of a number
 MOST_POSITIONS = 2048
 CELL = (
@@ -65,7 +66,7 @@ def side_names(c: Comparison) -> tuple[str, str]:
 def _first(rows: Sequence[Row], leading: int | None, count: int) -> list[int]:
     """Which rows' close-ups are shown where not all can be: the leading one's, then WRONG ones'."""
     have = [at for at, row in enumerate(rows) if row.closeup is not None]
-    have.sort(key=lambda at: (at != leading, rows[at].verdict != tolerances.WRONG))
+    have.sort(key=lambda at: (at != leading, rows[at].verdict != WRONG))
     return have[:count]
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamadiff import __version__
 from llamadiff.diagnose.diagnosis import Diagnosis
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, NOISE, SEVERITY, UNCHECKED, WRONG, worst_of
 from llamadiff.report.facts import decode_steps, mistakes, model_facts, run_fact, settings_of, side_facts
 from llamadiff.report.formats import About, command_line
 from llamadiff.report.html.data import data_of, side_names
@@ -46,7 +46,7 @@ MOST = 5_500_000  # bytes of a page
 SIZES = ((72, 1.0), (24, 1.0), (8, 1.0), (1, 1.0), (0, 1.0), (0, 0.25), (0, 0.06), (0, 0.0))
 MANY, HEAD, TAIL = 120, 80, 24  # tokens shown of a long prompt
 WRONG_TAPS, CLOSEST = 16, 7  # taps that are listed
-GLYPHS = {tolerances.MATCH: "✓", tolerances.NOISE: "≈", tolerances.WRONG: "✗", tolerances.UNCHECKED: "?"}
+GLYPHS = {MATCH: "✓", NOISE: "≈", WRONG: "✗", UNCHECKED: "?"}
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ def _page(results: Sequence[tuple[str | None, Comparison]], about: About) -> str
     sheets = [_sheet(number, name, result) for number, (name, result) in enumerate(results)]
     verdicts = [result.verdict for _, result in results]
     refused = [(shown(path.as_posix(), 200), shown(reason, 1000)) for path, reason in about.refused]
-    order = sorted(range(len(results)), key=lambda number: -tolerances.SEVERITY.index(verdicts[number]))
+    order = sorted(range(len(results)), key=lambda number: -SEVERITY.index(verdicts[number]))
     text = ""
     for closeups, share in SIZES:
         drawn = set(order[: math.ceil(share * len(results))])
         text = _template().render(
             sheets=sheets, refused=refused, command=command_line(about.command),
-            verdict=tolerances.worst_of([*verdicts, *[tolerances.UNCHECKED] * bool(refused)]),
+            verdict=worst_of(verdicts, refused),
             data=[data_of(c, closeups) if number in drawn else None for number, (_, c) in enumerate(results)],
             version=__version__, style=_file("page.css"), script=_script(), policy=_policy(),
         )  # fmt: skip
@@ -143,7 +143,7 @@ def _sheet(number: int, name: str | None, c: Comparison) -> dict[str, Any]:
         "before": [
             (check.verdict, shown(check.name, 60), shown(check.found, 1000))
             for check in c.preflight
-            if check.verdict != tolerances.MATCH
+            if check.verdict != MATCH
         ],
         "causes": [_cause(d, c) for d in c.diagnosis[:12]],
         "steps": [shown(step, 1000) for step in c.next_steps[:8] if step not in {fix_step(d) for d in mistakes(c)}],
@@ -162,7 +162,7 @@ def _sheet(number: int, name: str | None, c: Comparison) -> dict[str, Any]:
 
 def _tiles(c: Comparison) -> list[tuple[str, str]]:
     """The few figures that tell of the run as a whole."""
-    judged = sum(row.verdict != tolerances.UNCHECKED for row in c.rows)
+    judged = sum(row.verdict != UNCHECKED for row in c.rows)
     tiles = [("ops judged", f"{judged} / {len(c.rows)}")] if c.rows else []
     if c.wrong:
         tiles.append(("wrong", str(len(c.wrong))))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, NOISE, UNCHECKED, WRONG
 from llamadiff.report.terminal import escape
 from llamadiff.report.terminal.columns import Column, table
 
@@ -26,13 +26,13 @@ _PLAIN = str.maketrans("✗·×▸•│─━╸→", "x.x>*|-=->")
 STRONG = "bold"
 # Colours of the cube of 256, which are the same under every theme; the first 16 are not.
 BADGES = {
-    tolerances.MATCH: "bold color(231) on color(28)",
-    tolerances.NOISE: "bold color(231) on color(24)",
-    tolerances.WRONG: "bold color(231) on color(160)",
-    tolerances.UNCHECKED: "bold color(16) on color(220)",
+    MATCH: "bold color(231) on color(28)",
+    NOISE: "bold color(231) on color(24)",
+    WRONG: "bold color(231) on color(160)",
+    UNCHECKED: "bold color(16) on color(220)",
 }
 FEW_COLOURS = "bold reverse"  # where there are only a theme's 16 colours, or two
-MARKS = {tolerances.MATCH: "·", tolerances.NOISE: "~", tolerances.WRONG: "✗", tolerances.UNCHECKED: "?"}
+MARKS = {MATCH: "·", NOISE: "~", WRONG: "✗", UNCHECKED: "?"}
 STYLES = (*BADGES.values(), FEW_COLOURS, STRONG)
 
 
@@ -67,7 +67,7 @@ class Page:
 
     def emphasis(self, verdict: str) -> str:
         """The style of a verdict within a table: what is right has none."""
-        return self.style_of(verdict) if verdict in (tolerances.WRONG, tolerances.UNCHECKED) else ""
+        return self.style_of(verdict) if verdict in (WRONG, UNCHECKED) else ""
 
     def badge(self, verdict: str) -> Text:
         """A verdict as the first word of a line, with room after it."""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from llamadiff.engines.reference_model import ENGINE
 from llamadiff.engines.select import NUMPY, EngineUsed
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, WRONG
 from llamadiff.report.facts import model_facts, run_fact, side_facts
 from llamadiff.report.terminal.page import LABEL, PROSE, Page
 from llamadiff.result.comparison import Comparison
@@ -56,14 +56,14 @@ def _engine(page: Page, engine: EngineUsed, whose: str) -> str:
 
 def put_preflight(page: Page, comparison: Comparison, full: bool) -> None:
     """Print what failed before the layers, beyond what the headline says; in a full report, how much was right."""
-    failed = [check for check in comparison.preflight if check.verdict == tolerances.WRONG]
-    bad = [check for check in comparison.preflight if check.verdict != tolerances.MATCH and check not in failed[:1]]
+    failed = [check for check in comparison.preflight if check.verdict == WRONG]
+    bad = [check for check in comparison.preflight if check.verdict != MATCH and check not in failed[:1]]
     for check in bad[: len(bad) if full else _FEW_CHECKS]:
         line = f"{check.verdict.upper()}  {page.data(check.name, 60)}: {page.data(check.found, 1000)}"
         page.labelled("before", line)
     if len(bad) > _FEW_CHECKS and not full:
         page.labelled("before", f"{len(bad) - _FEW_CHECKS} more checks: --full shows them")
-    right = sum(check.verdict == tolerances.MATCH for check in comparison.preflight)
+    right = sum(check.verdict == MATCH for check in comparison.preflight)
     if right and full:
         page.labelled("before", f"{right} of {len(comparison.preflight)} checks passed")
 

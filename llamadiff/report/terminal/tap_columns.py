@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import WRONG
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.columns import Column, fitted, line, titles, width_of
 from llamadiff.report.terminal.escape import number, times, tiny
@@ -84,13 +84,13 @@ def _named(page: Page, row: Row) -> str:
 
 
 def _strength(line: Line) -> str:
-    return STRONG if line.verdict == tolerances.WRONG else ""
+    return STRONG if line.verdict == WRONG else ""
 
 
 def _verdict(page: Page, line: Line) -> Text:
-    if any(map(baseline_is_off, line.rows)) and line.verdict != tolerances.WRONG:
-        return Text("BASELINE OFF", page.emphasis(tolerances.WRONG))
-    wrong = line.verdict == tolerances.WRONG
+    if any(map(baseline_is_off, line.rows)) and line.verdict != WRONG:
+        return Text("BASELINE OFF", page.emphasis(WRONG))
+    wrong = line.verdict == WRONG
     return Text(line.verdict.upper() if wrong else line.verdict, page.emphasis(line.verdict))
 
 
@@ -109,7 +109,7 @@ def bar(ratio: float | None) -> str:
 
 def _is_culprit(line: Line) -> bool:
     """Whether a line is one wrong tap: what is off there is its own, and not inherited."""
-    return len(line.rows) == 1 and line.verdict == tolerances.WRONG
+    return len(line.rows) == 1 and line.verdict == WRONG
 
 
 def _inherited(line: Line) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import MATCH, NOISE, SEVERITY, WRONG, worst_of
 from llamadiff.report.terminal.escape import times, tiny
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.rows import Row, stem
 
-QUIET = (tolerances.MATCH, tolerances.NOISE)
+QUIET = (MATCH, NOISE)
 FEW = 12  # layers, and taps outside them, that need no folding
 MOST = 8  # lines, beyond which like layers are one line wherever they are
 OPENED = 6  # taps that are told one by one in an opened layer
@@ -34,7 +34,7 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        return tolerances.worst_of([row.verdict for row in self.rows])
+        return worst_of([row.verdict for row in self.rows])
 
     @property
     def worst(self) -> Row:
@@ -62,7 +62,7 @@ def is_loud(row: Row) -> bool:
 
 def baseline_is_off(row: Row) -> bool:
     """Whether the baseline's own computation of a tap is wrong (judged where the candidate is another trace)."""
-    return row.baseline_local is not None and row.baseline_local.verdict == tolerances.WRONG
+    return row.baseline_local is not None and row.baseline_local.verdict == WRONG
 
 
 def over_limit(row: Row) -> float | None:
@@ -70,7 +70,7 @@ def over_limit(row: Row) -> float | None:
     local = row.local
     if local is None or math.isnan(local.nmse):
         return None
-    limit = local.noise_limit if row.verdict == tolerances.NOISE else local.limit
+    limit = local.noise_limit if row.verdict == NOISE else local.limit
     return 0.0 if local.nmse == 0 else local.nmse / limit if limit > 0 else math.inf
 
 
@@ -88,7 +88,7 @@ def times_limit(row: Row) -> str:
 def badness(row: Row) -> tuple[int, float, float]:
     """Worst verdict, then the largest own error for its limit, then the largest drift."""
     drift = row.drift.nmse if row.drift else 0.0
-    severity = tolerances.SEVERITY.index(row.verdict)
+    severity = SEVERITY.index(row.verdict)
     return severity, over_limit(row) or 0.0, math.inf if math.isnan(drift) else drift
 
 
@@ -156,7 +156,7 @@ def _parts(groups: Sequence[Sequence[Row]], first: Row | None) -> list[_Part]:
 def _opened(rows: Sequence[Row], first: Row) -> list[_Part]:
     """A layer tap by tap, as far as those that are not right are few; where none is wrong, the first one alone."""
     loud = [at for at, row in enumerate(rows) if is_loud(row)]
-    told = loud[: OPENED if first.verdict == tolerances.WRONG else 1]
+    told = loud[: OPENED if first.verdict == WRONG else 1]
     end = loud[len(told)] if len(loud) > len(told) else len(rows)
     parts = [_Part((row,), alone=is_loud(row)) for row in rows[:end]]
     return [*parts, *([_Part(tuple(rows[end:]))] if end < len(rows) else [])]
@@ -166,5 +166,5 @@ def _likeness(part: _Part) -> tuple[object, ...]:
     """What neighbours have in common that are one line: which taps are wrong, or whether all is right."""
     if part.alone:
         return True, part.rows[0].tap
-    wrong = tuple(stem(row.tap) for row in part.rows if row.verdict == tolerances.WRONG)
+    wrong = tuple(stem(row.tap) for row in part.rows if row.verdict == WRONG)
     return False, wrong or any(map(is_loud, part.rows))

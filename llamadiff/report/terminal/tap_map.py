@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import WRONG, worst_of
 from llamadiff.report.terminal.page import MARKS, Page
 from llamadiff.report.terminal.tap_lines import is_loud
 from llamadiff.result.comparison import Comparison
@@ -41,7 +41,7 @@ def put_map(page: Page, comparison: Comparison, full: bool) -> None:
 
 def _told(rows: Sequence[Row], full: bool) -> list[str]:
     """The taps that have a line of their own: the wrong ones."""
-    stems = list(dict.fromkeys(stem(row.tap) for row in rows if full or row.verdict == tolerances.WRONG))
+    stems = list(dict.fromkeys(stem(row.tap) for row in rows if full or row.verdict == WRONG))
     return stems if full else stems[:_MOST]
 
 
@@ -52,7 +52,7 @@ def _cells(page: Page, rows: Sequence[Row], n_layers: int, each: int) -> Text:
         verdicts.setdefault((row.layer or 0) // each, []).append(row.verdict)
     cells = Text()
     for cell in range(-(-n_layers // each)):
-        worst = tolerances.worst_of(verdicts[cell]) if cell in verdicts else None
+        worst = worst_of(verdicts[cell]) if cell in verdicts else None
         cells.append(MARKS[worst] if worst else " ", page.emphasis(worst) if worst else "")
     return cells
 

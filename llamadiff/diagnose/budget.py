@@ -1,0 +1,44 @@
+"""How long a search goes on: by what it computes, so that a busy machine finds what an idle one does."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from math import prod
+
+from llamadiff.ggml.graph import Graph, GraphNode
+
+ONE = 2e5  # multiply-adds in the time that it takes to begin a node, however small
+VALUE = 8.0  # multiply-adds in the time that a value takes of an op that is no product
+
+
+@dataclass
+class Budget:
+    """What is left to be computed, in multiply-adds; or ``until`` a time (time.perf_counter) that a user gave."""
+
+    left: float
+    until: float = math.inf
+
+    @classmethod
+    def of_seconds(cls, seconds: float) -> Budget:
+        """As much as a machine can in the time that somebody gave."""
+        return cls(math.inf, time.perf_counter() + seconds)
+
+    @property
+    def is_spent(self) -> bool:
+        return self.left <= 0 or time.perf_counter() > self.until
+
+    def spend(self, node: GraphNode, graph: Graph, values: int) -> None:
+        """A node was computed: so many values."""
+        self.left -= ONE + values * _of_each(node, graph)
+
+
+def _of_each(node: GraphNode, graph: Graph) -> float:
+    """The multiply-adds of each value of a node."""
+    if not node.op.startswith(("MUL_MAT", "FLASH_ATTN")) or node.sources[0] is None:
+        return VALUE
+    number = node.sources[0]
+    first = graph.by_number[number].shape if number in graph.by_number else graph.leaves[number].shape
+    inner = first[-1] if node.op.startswith("MUL_MAT") else prod(first[-2:])
+    return VALUE + float(inner)

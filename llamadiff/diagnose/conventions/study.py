@@ -1,0 +1,232 @@
+"""The loop of a judgement: assume how a candidate computes, run the engine so, look at what it finds, assume better.
+
+At first nothing is assumed but that it computes as llama.cpp or more finely. Each look reads one thing from what was
+found that the engine does in its own way and is right about, or wrote down wrongly; then all is judged anew under that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from threadpoolctl import threadpool_limits
+
+from llamadiff.diagnose.budget import Budget
+from llamadiff.diagnose.conventions.choices import Choice, suspected, without
+from llamadiff.diagnose.conventions.reading import read
+from llamadiff.diagnose.diagnosis import Scene, scene_of
+from llamadiff.engines.model_file import Runnable
+from llamadiff.engines.run_spec import How
+from llamadiff.judge.finding import Local
+from llamadiff.judge.run import Passes, run_passes
+from llamadiff.judge.settings import adding
+from llamadiff.judge.settled import sums_shown
+from llamadiff.judge.verdict import WRONG, is_right
+from llamadiff.numerics.policies import F32, JITTERS
+from llamadiff.numerics.rounding import Rounding
+from llamadiff.trace.reader import Trace
+
+WORK = 1e11  # multiply-adds to ask whether a rounding is a known bug
+WORSE = 10.0  # how many times the error that a tap had is too much where a choice is undone
+_OPERANDS = {"cache_k": "Q and K", "cache_v": "V or its weights", "kept_k": "its K cache", "kept_v": "its V cache"}
+_OPS = {"ROPE": "RoPE", "SOFT_MAX": "the softmax", "SWIGLU": "the activation"}
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """What is an engine's own and no mistake.
+
+    ``precision``: what its tensors were kept in; ``roundings`` by kind of operand, where they are not ggml's;
+    ``adds_in_half``: sums of float16's numbers are kept in float16.
+    """
+
+    choices: tuple[Choice, ...] = ()
+    roundings: Mapping[str, Rounding] = field(default_factory=dict)
+    precision: str = F32
+    adds_in_half: bool = False
+
+    def clauses(self) -> Iterator[str]:
+        """Each in words, as a clause."""
+        for choice in self.choices:
+            yield f"it {choice.says} (a map states it: {choice.lines})"
+        if self.precision != F32:
+            yield f"its tensors were kept in {self.precision}"
+        if self.adds_in_half:
+            yield "it adds products of F16 numbers in float16, as some CPUs and GPUs do"
+        for op, name in _OPS.items():
+            if op in self.roundings:
+                yield f"it computes {name} to about {self.roundings[op].bits} bits"
+        operands = {kind: rounding.words() for kind, rounding in self.roundings.items() if kind not in _OPS}
+        for words in dict.fromkeys(operands.values()):
+            yield f"it rounds {_operands([kind for kind in operands if operands[kind] == words])} to {words}"
+
+
+def _operands(kinds: Sequence[str]) -> str:
+    """What is rounded, in words: ``activations for Q4_K and Q6_K weights``."""
+    weights = list(dict.fromkeys(kind.partition(":")[0] for kind in kinds if kind not in _OPERANDS))
+    named = [f"activations for {' and '.join(weights)} weights"] if weights else []
+    return " and ".join([*named, *(_OPERANDS[kind] for kind in kinds if kind in _OPERANDS)])
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What is assumed of a candidate: ``trace`` is its own as it would be without its ``choices``.
+
+    ``roundings`` are those by which it is judged, ``own`` those among them that are not ggml's; ``draws``: samples of
+    what 16 bits do; ``records``: taps that it computed rightly and wrote down wrongly.
+    """
+
+    trace: Trace
+    sums: str = ""
+    choices: tuple[Choice, ...] = ()
+    roundings: Mapping[str, Rounding] = field(default_factory=dict)
+    own: Mapping[str, Rounding] = field(default_factory=dict)
+    draws: int = 1
+    records: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """A candidate as it was understood: what is assumed of it, and what passes under that find."""
+
+    assumed: Assumed
+    passes: Passes
+
+    @property
+    def manner(self) -> Conventions:
+        """What the candidate does in its own way."""
+        a = self.assumed
+        precision = self.passes.judge.sources["candidate"].precision
+        return Conventions(a.choices, a.own, precision, bool(a.sums))
+
+    @cached_property
+    def readers(self) -> dict[str, list[str]]:
+        """Which judged taps are computed from which."""
+        found: dict[str, list[str]] = {}
+        for finding in self.passes.findings:
+            for name in self.passes.inputs(finding.tap) if "candidate" in finding.local else ():
+                found.setdefault(name, []).append(finding.tap.name)
+        return found
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a candidate is studied with; ``graph`` is llama.cpp's: what a known bug explains there is no rounding."""
+
+    model: Runnable
+    baseline: Trace
+    how: How
+    graph: Callable[[], Runnable | None]
+
+    def run(self, assumed: Assumed) -> Study:
+        """What the engine finds under an assumption."""
+        trace = assumed.trace.lacking(assumed.records) if assumed.records else assumed.trace
+        found = run_passes(self.model, self.baseline, trace, self.how, None, assumed.roundings, assumed.draws)
+        return Study(assumed, found)
+
+    def scene(self, of: Runnable | None, study: Study) -> Scene | None:
+        """What known bugs are looked for with in a model or a graph."""
+        return None if of is None else scene_of(of, study.passes, "candidate", Budget(WORK), self.how.progress)
+
+
+def understood(bench: Bench, candidate: Trace, passes: Passes) -> Study:
+    """A candidate under the best assumption; ``passes`` are what was found under none."""
+    study = Study(Assumed(candidate), passes)
+    for look in () if bench.model.by_graph else LOOKS:
+        while (better := look(bench, study)) is not None:
+            study = better
+    return study
+
+
+def _sums(bench: Bench, study: Study) -> Study | None:
+    """Sums of float16's numbers in it, as some product shows."""
+    sums = "" if study.assumed.sums else sums_shown(study.passes.findings)
+    return bench.run(replace(study.assumed, sums=sums, trace=adding(study.assumed.trace, sums))) if sums else None
+
+
+def _choices(bench: Bench, study: Study) -> Study | None:
+    """The legal choices that explain what looks wrong.
+
+    A choice that is none makes some taps right, and others worse than they were.
+    """
+    assumed, wrong = study.assumed, study.passes.wrong("candidate")
+    words = {tap.kind.word for tap in wrong.values()}
+    found = suspected(bench.model, bench.baseline, assumed.trace, words)
+    for choices in (found, *([choice] for choice in found if len(found) > 1)):
+        if choices:
+            plain = without(choices, bench.model, assumed.trace)
+            again = bench.run(replace(assumed, trace=plain, choices=(*assumed.choices, *choices)))
+            if again.passes.wrong("candidate").keys() < wrong.keys() and not _is_worse(again.passes, study.passes):
+                return again
+    return None
+
+
+def _is_worse(again: Passes, before: Passes) -> bool:
+    """Whether a tap that is wrong is much further off than it was."""
+    errors = {f.tap.name: f.local["candidate"].nmse for f in before.findings if "candidate" in f.local}
+    wrong = again.wrong("candidate")
+    return any(
+        finding.local["candidate"].nmse > WORSE * errors[finding.tap.name]
+        for finding in again.findings
+        if finding.tap.name in wrong
+    )
+
+
+def _roundings(bench: Bench, study: Study) -> Study | None:
+    """The roundings that most taps of a kind show."""
+    if study.assumed.roundings:
+        return None
+    with threadpool_limits(1, "blas"):
+        scene = bench.scene(bench.model, study)
+        assert scene is not None
+        own, roundings = read(scene, study.passes.findings, lambda: bench.scene(bench.graph(), study))
+    return bench.run(replace(study.assumed, own=own, roundings=roundings)) if roundings else None
+
+
+def _samples(bench: Bench, study: Study) -> Study | None:
+    """More samples of what 16 bits do, where only a part of a tap is wrong: one may be unlucky there."""
+    apart = any(_stands_out(finding.local.get("candidate")) for finding in study.passes.findings)
+    if study.assumed.draws > 1 or not apart:
+        return None
+    return bench.run(replace(study.assumed, draws=len(JITTERS)))
+
+
+def _stands_out(local: Local | None) -> bool:
+    """Whether only a part of a tap is wrong."""
+    return local is not None and local.verdict == WRONG and local.limit < local.nmse <= local.noise_limit
+
+
+def _records(bench: Bench, study: Study) -> Study | None:
+    """Taps that were written down wrongly.
+
+    An op's result is judged on the inputs that were recorded. Where one of these was written wrongly, whatever reads it
+    seems wrong as well. Without that tap the same ops are right: then it is the record that is wrong, not the engine.
+    """
+    wrong = study.passes.wrong("candidate")
+    suspects = tuple(name for name in wrong if any(reader in wrong for reader in study.readers.get(name, ())))
+    while suspects and not study.assumed.records:
+        found = bench.run(replace(study.assumed, records=suspects))
+        sure = tuple(name for name in suspects if _is_right_without(name, found.passes, study.readers[name]))
+        if sure == suspects:
+            return replace(found, passes=_together(study.passes, found.passes, suspects))
+        suspects = sure
+    return None
+
+
+def _is_right_without(name: str, found: Passes, readers: Sequence[str]) -> bool:
+    """Whether the taps that answer for one that is left out are right; for a cache, which may be, its readers."""
+    judged = {f.tap.name: f.local["candidate"] for f in found.findings if "candidate" in f.local}
+    answers = [tap for tap, local in judged.items() if name in local.span] or readers
+    verdicts = [judged[tap].verdict for tap in answers if tap in judged]
+    return bool(verdicts) and all(map(is_right, verdicts))
+
+
+def _together(passes: Passes, found: Passes, left_out: tuple[str, ...]) -> Passes:
+    """What was found without some taps, and what had been found of these."""
+    first = {finding.tap.name: finding for finding in passes.findings}
+    findings = [first[f.tap.name] if f.tap.name in left_out else f for f in found.findings]
+    return replace(found, findings=findings)
+
+
+LOOKS = (_sums, _choices, _roundings, _samples, _records)

@@ -1,0 +1,366 @@
+"""One tap's lanes against what the traces recorded, and what of the difference rounding may have made: in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from llamaref.config import Rope
+from numpy.typing import NDArray
+
+from llamadiff.judge.allowance import WHOLE, Allowance, unseen
+from llamadiff.judge.by_sketch import Sketched
+from llamadiff.judge.compared import Compared, Errors
+from llamadiff.judge.finding import Finding, Tried
+from llamadiff.judge.finiteness import qualified
+from llamadiff.judge.fit import Fitted
+from llamadiff.judge.lanes import FREE, FREE_NATIVE, Source
+from llamadiff.judge.measured import SURE, Held, Measured, Printed, Rough
+from llamadiff.judge.noise import DIGITS, SHAKEN, TapNoise
+from llamadiff.judge.pattern.described import described
+from llamadiff.judge.pattern.deviation import Fact
+from llamadiff.judge.sketching import drift_from, stats_of
+from llamadiff.judge.statistics import held
+from llamadiff.numerics import cpu, metrics, tolerances
+from llamadiff.numerics.closeup import Closeup, closeup
+from llamadiff.numerics.policies import (
+    CACHE_V,
+    CACHES,
+    F32,
+    IN_ATTENTION,
+    MAY_ROUND,
+    NATIVE,
+    operand_kind,
+    rounding_type,
+    sums_of,
+)
+from llamadiff.trace import taps
+from llamadiff.trace.sketch import RowSketch
+
+Array = NDArray[Any]
+DESCRIBED = 3  # wrong taps of a kind whose errors are described
+_TINY = float(np.finfo(np.float64).tiny)
+APART = 10.0  # an arithmetic that misses a product by so many times as much as another is not the engine's
+
+
+@dataclass
+class Judge:
+    """The facts of one run that every tap is measured by.
+
+    ``weight_types``: tap name -> type of the weight it multiplies by; ``edges``: where batches begin and end;
+    ``ropes`` of the layers, and ``mean_square_angle`` of each of them, radians; ``sizes`` of axes.
+    ``pictured``: the source of which close-ups are kept; ``lost``: by source, tap and policy, the NMSE of sums in
+    float16 that were not followed.
+    """
+
+    sources: Mapping[str, Source]
+    weight_types: Mapping[str, str]
+    rules: Sequence[tolerances.Rule]
+    positions: Array
+    n_prefill: int
+    ropes: Sequence[Rope | None]
+    sizes: Mapping[str, int]
+    edges: tuple[int, ...]
+    mean_square_angle: dict[Rope, float] = field(default_factory=dict)
+    pictured: str | None = None
+    lost: dict[tuple[str, str, str], float] = field(default_factory=dict)
+
+    def finding(
+        self, seen: Compared, spans: Mapping[str, tuple[str, ...]], before: Sequence[Finding], sums: frozenset[str]
+    ) -> Finding:
+        """What is to be known of one tap; ``spans`` by source. ``before``: findings of the taps before it; ``sums``:
+        those ways to add in float16 that the candidate's shows.
+        """
+        lanes, recorded, replayed = seen.lanes, seen.recorded, {lane.source for lane in seen.lanes}
+        told = {name: self._looked_at(self.sources[name], seen, spans[name]) for name in recorded if name in replayed}
+        measured = {name: self._measured(found, before) for name, found in told.items()}
+        free = seen.lane(FREE) if FREE in lanes else None
+        return Finding(
+            tap=seen.tap,
+            shape=seen.x[0].shape,
+            measured=measured,
+            at={name: seen.at(found.index) for name, found in measured.items()},
+            stats=self._stats(seen, free),
+            drift=self._drift(seen),
+            distance={name: seen.distance(name) for name in recorded} if free else {},
+            noise=metrics.nmse_of(seen.lane(FREE_NATIVE), free) if free and FREE_NATIVE in lanes else None,
+            fitting={name: found.fitted.policies(found.bounds.match) for name, found in told.items()},
+            stated=self._stated(seen),
+            sums=sums,
+            closeups={name: each for name, found in told.items() if (each := self._closeup(found)) is not None},
+        )
+
+    def of_sketches(
+        self, seen: Compared, spans: Mapping[str, tuple[str, ...]], sketched: Mapping[str, Sketched]
+    ) -> Finding:
+        """The finding of a product that clearly is a match in all of its sources: its lanes have what they recorded."""
+        tap, matches = seen.tap, {name: self.match_of(self.sources[name], seen.tap) for name in sketched}
+        return Finding(
+            tap=tap,
+            shape=seen.x[0].shape,
+            measured={name: self._sketched(tap, self.sources[name], s, spans[name]) for name, s in sketched.items()},
+            at={name: {} for name in sketched},
+            stats=self._stats(seen, None),
+            drift=self._drift(seen),
+            distance={},
+            noise=None,
+            fitting={name: each.fitting(matches[name], self.phases) for name, each in sketched.items()},
+            stated=self._stated(seen),
+        )
+
+    def _sketched(self, tap: taps.Tap, source: Source, found: Sketched, span: tuple[str, ...]) -> Measured:
+        """A match in numbers, and what it shows of its source's arithmetic."""
+        policy = found.policies[-1]
+        label, match = self._label(source, tap, policy), self._match(source, tap, policy)
+        most = max(APART * found.rows.sum(), WHOLE * match * found.sizes.sum())
+        fits = found.fitting(match, self.phases)[-1]
+        missed = frozenset(name for name, errors in found.errors.items() if errors.sum() > most)
+        per_row, hiding = found.per_row, unseen(match)
+        return Measured(
+            nmse=found.nmse, per_token=per_row, label=label, limit=match, even=True, least=found.nmse,
+            held={SURE: Held(True, match, hiding.row, hiding.value)}, span=span, token=int(np.argmax(per_row)),
+            sketched=True, own=source.name == "baseline",
+            **self._shows(source, tap, span, policy, fits, missed, found.sizes),
+        )  # fmt: skip
+
+    def match_of(self, source: Source, tap: taps.Tap) -> float:
+        """The NMSE that right arithmetic may have at a product, whichever of the source's policies it has."""
+        return min(self._match(source, tap, policy) for policy in source.policies)
+
+    def _closeup(self, found: _Looked) -> Closeup | None:
+        """What a picture shows of a tap, where one is wanted of this source."""
+        errors = found.errors
+        if found.source.name != self.pictured:
+            return None
+        return closeup(errors.recorded, errors.right, found.seen.tap.kind.axes, errors.worst.index)
+
+    def _stats(self, seen: Compared, free: metrics.Rows | None) -> dict[str, metrics.Stats]:
+        """Each side's moments."""
+        found = {name: seen.stats(name) for name in seen.recorded}
+        sketch = self._sketch(seen.tap)
+        if sketch is not None:
+            found["baseline"] = stats_of(sketch)
+        if free is None:
+            return found
+        own = metrics.stats(free)
+        shaped = metrics.with_extremes(own, free.x) if seen.tap.kind.word == taps.RESIDUAL else own
+        return {**found, "engine": shaped}
+
+    def _stated(self, seen: Compared) -> Tried:
+        """The statistics that the candidate states of a tap, each with what is right."""
+        source = self.sources.get("candidate")
+        stated = source.trace.printed.stated.get(seen.tap.name) if source is not None else None
+        if source is None or not stated or "baseline" not in seen.recorded:
+            return {}
+        return held(stated, seen.values("baseline"), [seen.lane(lane) for lane in seen.lanes_of(source)])
+
+    def _drift(self, seen: Compared) -> metrics.Difference | None:
+        """The candidate against the baseline, where both have values; without a candidate, the free run."""
+        recorded, every = seen.recorded, self.sources.values()
+        if self._sketch(seen.tap) is not None:
+            return self._estimated_drift(seen)
+        alone = "candidate" not in self.sources
+        if "baseline" not in recorded or (FREE not in seen.lanes if alone else "candidate" not in recorded):
+            return None
+        right = seen.values("baseline", *every)
+        if not alone and seen.tap.name in self.sources["candidate"].trace.printed.slack:
+            return metrics.difference_of(seen.told(self.sources["candidate"], right), right)
+        return metrics.difference_of(seen.lane(FREE, *every) if alone else seen.values("candidate", *every), right)
+
+    def _sketch(self, tap: taps.Tap) -> RowSketch | None:
+        """What there is of a baseline's tap whose tensor was not kept."""
+        sketch = self.sources["baseline"].trace.sketch
+        return sketch.rows.get(tap.name) if sketch is not None else None
+
+    def _estimated_drift(self, seen: Compared) -> metrics.Difference | None:
+        """The same against a sketch; None for a candidate that has not all values, or has others."""
+        sketch, right = self.sources["baseline"].trace.sketch, self._sketch(seen.tap)
+        candidate = self.sources.get("candidate")
+        if candidate is not None and not candidate.is_whole(seen.tap.name):
+            return None
+        own = seen.lane(FREE) if candidate is None else seen.values("candidate")
+        assert sketch is not None
+        assert right is not None
+        if own.shape[0] != len(right.moments) or own.size != right.width * own.shape[0]:
+            return None
+        return drift_from(sketch, seen.tap.name, own)
+
+    def _looked_at(self, source: Source, seen: Compared, span: tuple[str, ...]) -> _Looked:
+        """A source's own error under the arithmetic that fits best, in each phase (prefill, decode)."""
+        tap, fitted = seen.tap, Fitted.of(seen, source, self.phases)
+        right, match = fitted.right(seen, source), self._match(source, tap, fitted.policy)
+        noise = TapNoise(source, seen, right, fitted.errors, span, match, self._kinds(source, span, tap))
+        besides = self._besides(source, tap)
+        bounds = Allowance(right, match, lambda: noise.sure, source.precision_of(tap.name), *besides)
+        return _Looked(source, seen, fitted, Errors.of(seen.told(source, right), right), noise, bounds)
+
+    def _measured(self, found: _Looked, before: Sequence[Finding]) -> Measured:
+        """What was seen in numbers, in view of what is not finite."""
+        source, seen, errors, fitted, noise = found.source, found.seen, found.errors, found.fitted, found.noise
+        tap, span = seen.tap, tuple(noise.span)
+        even = found.bounds.is_even(errors.rows, errors.largest)
+        held = dict(found.allowances(even))
+        is_match = even or (errors.nmse <= found.bounds.match and held[SURE].fits)
+        most = max(APART * float(errors.rows.sum()), found.bounds.whole)
+        followed = frozenset[str]() if is_match or source.name == "baseline" else frozenset(noise.followed())
+        shows = self._shows(
+            source, tap, span, fitted.policy,
+            fitted.policies(found.bounds.match)[-1] if is_match else frozenset(),
+            frozenset(fitted.missed(most)) if held[SURE].fits else frozenset(), fitted.sizes,
+        )  # fmt: skip
+        if span and not is_match and noise.is_certain:
+            followed |= {fitted.policy}
+        shows["seen"] = (shows["seen"] | followed) - {F32}
+        worst = errors.worst
+        measured = Measured(
+            nmse=errors.nmse, per_token=errors.per_row, label=self._label(source, tap, fitted.policy),
+            limit=found.bounds.match, even=even, held=held, least=fitted.least,
+            spread=0.0 if is_match else noise.spread, span=span, token=worst.token, index=worst.index,
+            expected=worst.baseline, recorded=worst.candidate, own=source.name == "baseline",
+            rough=noise.rough(errors.rows) if span and not is_match else Rough(), printed=self._printed(found),
+            blind=self._is_blind(source, span, tap), facts=() if held[SURE].fits else self._facts(found, before),
+            **shows,
+        )  # fmt: skip
+        values, opened = seen.values(source.name, source, ranked=True), seen.opened(source)
+        if values.finite and opened is None:
+            return measured
+        sides = (seen.recorded[source.name], seen.x[seen.lanes.index(seen.exact(source))])
+        recorded, right = (seen.comparable(side, source, ranked=True) for side in sides)
+        return qualified(measured, recorded, right, opened, tap.row_axis)
+
+    def _shows(
+        self, source: Source, tap: taps.Tap, span: tuple[str, ...], policy: str, fits: frozenset[str],
+        missed: frozenset[str], sizes: Array,
+    ) -> dict[str, Any]:  # fmt: skip
+        """What a tap tells of its source's arithmetic, if the policies in ``fits`` fit it and those ``missed`` do not.
+
+        ``sizes``: the squares of its rows. Values of 16 bits tell nothing of ops that may have those, nor does one
+        token of attention, in which nothing is turned or weighed.
+        """
+        kinds = self._kinds(source, span, tap)
+        alone = len(self.positions) < 2
+        fine = source.name != "baseline" and source.precision_of(tap.name) == F32
+        told = [
+            kind for kind in kinds
+            if not (kind in MAY_ROUND and not fine) and not (kind in (*CACHES, *IN_ATTENTION) and alone)
+        ]  # fmt: skip
+        apart = frozenset(fits) if F32 in missed else frozenset()
+        return {
+            "kinds": kinds,
+            "seen": apart,
+            "unseen": missed - fits,
+            "labels": {kind: self._rounded_to(source, kind, policy) for kind in told} if fits else {},
+            "rows": len(np.unique(np.log(np.maximum(sizes, _TINY)).round(DIGITS))),
+        }
+
+    def _rounded_to(self, source: Source, kind: str, policy: str) -> str:
+        """What a kind of operand is rounded to."""
+        return rounding_type(policy, kind, source.stored, source.reading)
+
+    def _printed(self, found: _Looked) -> Printed | None:
+        """How far off printed values are."""
+        source, name = found.source, found.seen.tap.name
+        room = source.trace.printed.slack.get(name)
+        if room is None:
+            return None
+        slack = metrics.ratio(float((room * room).sum()), float(found.errors.sizes.sum()))
+        far, far_from_known = (found.noise.is_far(found.errors.rows, known) for known in (False, True))
+        return Printed(slack, far, far_from_known)
+
+    def _is_blind(self, source: Source, span: Sequence[str], tap: taps.Tap) -> bool:
+        """Whether a tap's op, or one in its span, rounds to eight bits, and nobody knows how its ggml does that."""
+        kinds = {*self._kinds(source, span, tap), self._kind(tap)}
+        return source.stored.get("q8") == cpu.UNKNOWN and any(
+            rounding_type(NATIVE, kind, source.stored).startswith("Q8") for kind in kinds
+        )
+
+    def _facts(self, found: _Looked, before: Sequence[Finding]) -> tuple[Fact, ...]:
+        """What the errors of the first taps of each kind look like that may be wrong; other layers' are most likely
+        the same.
+        """
+        source, tap = found.source, found.seen.tap
+        same = (f.measured.get(source.name) for f in before if f.tap.kind.word == tap.kind.word)
+        if sum(each is not None and bool(each.facts) for each in same) >= DESCRIBED or tap.name in source.trace.known:
+            return ()
+        lane = found.fitted.typical(found.seen, source)
+        dim = self.sizes.get("dim_v" if "dim_v" in tap.kind.axes[-1] else "dim")
+        limit = max(found.bounds.match, found.bounds.hiding().whole)
+        return described(found.seen, source, lane, limit, rope=self._rope(tap), dim=dim)
+
+    def _label(self, source: Source, tap: taps.Tap, policy: str) -> str:
+        """What a tap's operands were rounded to, in words."""
+        read = source.reading.get(self._kind(tap)) if source.multiplies(tap) else None
+        if read is not None and read.size:
+            return f"about {read.bits} bits"
+        to = rounding_type(policy, self._kind(tap), source.stored, source.reading)
+        return f"{to}, sums in F16" if sums_of(policy, self._kind(tap), source.stored) else to
+
+    @cached_property
+    def phases(self) -> tuple[slice, ...]:
+        """Rows that may each have an arithmetic of their own: the decode steps, and the prefill last."""
+        return cpu.phases(self.edges, self.n_prefill)
+
+    def _rope(self, tap: taps.Tap) -> Rope | None:
+        """The RoPE that a tap is the result of, where it is known."""
+        rotates = tap.kind.op == "ROPE" and tap.layer is not None and tap.layer < len(self.ropes)
+        return self.ropes[tap.layer] if rotates and tap.layer is not None else None
+
+    def _kind(self, tap: taps.Tap) -> str:
+        return operand_kind(tap.kind.word, tap.kind.op, self.weight_types.get(tap.name)) or "F32"
+
+    def _kinds(self, source: Source, span: Sequence[str], tap: taps.Tap) -> frozenset[str]:
+        """Of the ops of a span, or of a tap: what products multiply by, and others of which values may have 16 bits."""
+        inner = [each for name in span if (each := taps.parse(name)) is not None]
+        products = {self._kind(each) for each in (*inner, tap) if each.kind.op.startswith("MUL_MAT")}
+        if not span and not source.multiplies(tap):
+            products = set()
+        return frozenset(products | {each.kind.op for each in (*inner, tap) if each.kind.op in MAY_ROUND})
+
+    def _match(self, source: Source, tap: taps.Tap, policy: str) -> float:
+        """The NMSE of right arithmetic, from the table."""
+        rule = tolerances.rule_for(self.rules, tap.name, tap.kind.op, self._label(source, tap, policy))
+        rope = self._rope(tap)
+        match = rule.match + self.lost.get((source.name, tap.name, policy), 0.0)
+        match += rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0
+        if source.flash_attn and tap.kind.word == "kqv_out" and source.stored[CACHE_V] == "F16":
+            # one rounding a key and one of each weight, as in ggml/ops/attention.py; sums grow to their last value
+            match += tolerances.ROUNDING["f16"] * (len(self.positions) + 1)
+        return match
+
+    def _besides(self, source: Source, tap: taps.Tap) -> tuple[float, float]:
+        """What no lane shows: what was read back of the op itself, and how many times that some values may have.
+
+        Of RoPE's angles one pair in a head may have all of the error.
+        """
+        read, rope = source.reading.get(tap.kind.op), self._rope(tap)
+        pairs = source.trace.shape(tap.name)[-1] / 2 if rope is not None else 1.0
+        return (SHAKEN * read.size**2, pairs) if read is not None else (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """One tap of one source: its ``errors`` under the arithmetic that fits best, and their limits."""
+
+    source: Source
+    seen: Compared
+    fitted: Fitted
+    errors: Errors
+    noise: TapNoise
+    bounds: Allowance
+
+    def allowances(self, even: bool) -> Iterator[tuple[str, Held]]:
+        """What the errors are held to; of those that are ``even``, the first will do."""
+        yield SURE, self._held(self.bounds)
+        if not even:
+            for way, samples in self.noise.others():
+                yield way, self._held(replace(self.bounds, samples=partial(list, samples)))
+
+    def _held(self, bounds: Allowance) -> Held:
+        errors = self.errors
+        fits = bounds.is_even(errors.rows, errors.largest) or bounds.holds(errors.rows, errors.recorded)
+        own_match = self.source.name == "baseline" and fits and errors.nmse <= bounds.match
+        hiding = unseen(bounds.match) if own_match else bounds.hiding()  # llama.cpp's: no more than the table says
+        return Held(fits, hiding.whole, hiding.row, hiding.value)

@@ -1,0 +1,66 @@
+"""Findings with their verdicts: what an engine has shown is gathered over all of its taps, and each is judged by it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from llamadiff.judge.evidence import Evidence, assumed_of
+from llamadiff.judge.finding import Finding, Local
+from llamadiff.judge.lanes import Source
+from llamadiff.judge.measured import Measured
+from llamadiff.judge.verdict import MATCH, WRONG, Ruling, followed, of_tap
+from llamadiff.numerics import half_sums
+from llamadiff.numerics.policies import NATIVE
+
+
+def settled(findings: Sequence[Finding], sources: Mapping[str, Source]) -> list[Finding]:
+    """The findings, each source's taps judged by what all of them show."""
+    shown = {
+        name: Evidence.of(_of(findings, name), assumed_of(bool(source.reading), name == "baseline", NATIVE))
+        for name, source in sources.items()
+    }
+    partial, wrong = sources["candidate"].trace.known if "candidate" in sources else {}, set[str]()
+    out = []
+    for finding in findings:
+        local = {name: local_of(m, of_tap(m, shown[name])) for name, m in finding.measured.items()}
+        own = local.get("candidate")
+        if own is not None and own.verdict == WRONG:
+            before = next((name for name in own.span if name in wrong), None)
+            if before is not None:
+                ruling = followed(own.verdict, before)
+                local["candidate"] = replace(
+                    own, verdict=ruling.verdict, facts=(), reasons=(*own.reasons, *ruling.reasons)
+                )
+            elif finding.tap.name in partial:
+                wrong.add(finding.tap.name)
+        out.append(replace(finding, local=local))
+    return out
+
+
+def _of(findings: Sequence[Finding], name: str) -> Iterator[Measured]:
+    return (finding.measured[name] for finding in findings if name in finding.measured)
+
+
+def local_of(m: Measured, ruling: Ruling) -> Local:
+    """A tap's own error with its verdict."""
+    held = ruling.held
+    assert held is not None
+    is_wrong = ruling.verdict == WRONG
+    own_match = m.own and ruling.verdict == MATCH
+    whole, row, value = (m.limit, held.row, held.value) if own_match else (held.whole, held.row, held.value)
+    return Local(
+        nmse=m.nmse, arithmetic=None if is_wrong or ruling.unclear else m.label, limit=m.limit, noise_limit=whole,
+        verdict=ruling.verdict, token=m.token, index=m.index, expected=m.expected, recorded=m.recorded,
+        per_token=m.per_token, span=m.span, facts=m.facts if is_wrong else (), least=m.least,
+        hides=max(whole, m.printed.slack if m.printed is not None else 0.0), hides_row=row, hides_value=value,
+        unclear=ruling.unclear, exact=ruling.exact, not_finite=m.not_finite, opened=m.opened,
+        open_tokens=m.open_tokens, sketched=m.sketched, reasons=ruling.reasons,
+    )  # fmt: skip
+
+
+def sums_shown(findings: Sequence[Finding]) -> str:
+    """The way to add float16's numbers in it that most of the candidate's taps allow, the likelier first; "": none."""
+    counts = Counter(way for finding in findings for way in finding.sums)
+    return max(counts, key=lambda way: (counts[way], -half_sums.WAYS.index(way)), default="")

@@ -1,0 +1,259 @@
+"""The verdict: here alone anything becomes MATCH, NOISE, WRONG or UNCHECKED, and says why.
+
+A tap is judged by what was measured of it (``measured.py``) and by what the engine's taps together show of its
+arithmetic (``evidence.py``). All else that has a verdict has one by a function of this file: a run, a node, a row of
+logits, a check.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from llamadiff.judge.evidence import Evidence
+from llamadiff.judge.measured import SURE, VARIANTS, Held, Measured
+from llamadiff.numerics import arithmetic
+from llamadiff.numerics.policies import CACHES, MAY_ROUND
+
+MATCH, NOISE, WRONG, UNCHECKED = "match", "noise", "wrong", "unchecked"
+SEVERITY = (MATCH, NOISE, UNCHECKED, WRONG)
+RIGHT = (MATCH, NOISE)
+NODES = 10.0  # times a match's limit that a node's noise may reach
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One step of a verdict: what was measured, the limit that it was held to (None: none), and what sets that."""
+
+    measured: str
+    value: float
+    limit: float | None
+    evidence: str
+
+    @property
+    def is_kept(self) -> bool:
+        return self.limit is None or self.value <= self.limit
+
+    def __str__(self) -> str:
+        held = "" if self.limit is None else f" {'<=' if self.is_kept else '>'} {self.limit:.1e}"
+        return f"{self.measured} {self.value:.1e}{held}: {self.evidence}"
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """A verdict, its reasons in order; of a tap, the allowance that decided it.
+
+    ``unclear``: UNCHECKED, since an unknown rounding may leave as much; ``exact``: WRONG, since other taps show that
+    nothing in it is rounded.
+    """
+
+    verdict: str
+    reasons: tuple[Reason, ...] = ()
+    held: Held | None = None
+    unclear: bool = False
+    exact: bool = False
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.verdict == WRONG
+
+
+# -- one tap -----------------------------------------------------------------------------------------------------------
+
+
+def of_tap(m: Measured, evidence: Evidence) -> Ruling:
+    """The verdict on a tap, in view of what is not finite: a value that is none where the right one is makes it wrong;
+    of a tap that is right elsewhere, places at which even the right op gives none are unchecked.
+    """
+    found = _of_values(m, evidence)
+    if m.not_finite:
+        reason = Reason("values that are not finite", m.not_finite, 0, "the right op gives finite ones there")
+        found = Ruling(WRONG, (reason,), found.held)
+    if m.opened and found.verdict != WRONG:
+        reason = Reason("values that cannot be judged", m.opened, 0, "even the right op gives NaN or Inf there")
+        return replace(found, verdict=UNCHECKED, reasons=(*found.reasons, reason), unclear=False)
+    return found
+
+
+def _of_values(m: Measured, evidence: Evidence) -> Ruling:
+    way, held = _allowance(m, evidence)
+    if m.even or (held.fits and m.nmse <= m.limit):
+        reason = Reason("own error", m.nmse, m.limit, f"right arithmetic ({m.label}) leaves as much")
+        coarse = m.label in arithmetic.EIGHT_BITS or m.printed is not None
+        return Ruling(NOISE if coarse else MATCH, (reason,), held)
+    if held.fits:
+        return Ruling(NOISE, (Reason("own error", m.nmse, held.whole, _allows(m, way)),), held)
+    beyond = Reason("own error", m.nmse, held.whole, f"{_allows(m, way)}, in every row, channel and value")
+    if m.blind:
+        unknown = Reason("own error", m.nmse, None, "how its eight bits are rounded to is not known")
+        return Ruling(UNCHECKED, (beyond, unknown), held, unclear=True)
+    if m.printed is not None and not (m.printed.far_from_known if evidence.tells else m.printed.far):
+        unknown = Reason("own error", m.nmse, None, "no value is further off than rounding before it was printed takes")
+        return Ruling(UNCHECKED, (beyond, unknown), held, unclear=True)
+    if not m.span:
+        return Ruling(WRONG, (beyond,), held)
+    return _of_span(m, evidence, beyond, held)
+
+
+def _allowance(m: Measured, evidence: Evidence) -> tuple[str, Held]:
+    """The widest allowance that the engine has a right to, by what it has shown."""
+    if not m.span:
+        known = any(each in evidence.exact for each in m.labels.items())
+        way = SURE if known or VARIANTS not in m.held else VARIANTS
+        return way, m.held[way]
+    allowed = [SURE, *(way for way in m.held if way != SURE and evidence.rounds_some(m.kinds, way))]
+    way = max(allowed, key=lambda each: (m.held[each].fits, m.held[each].whole))
+    return way, m.held[way]
+
+
+def _allows(m: Measured, way: str) -> str:
+    """Why an allowance is as large as it is."""
+    if way == SURE:
+        return "its own precision leaves as much"
+    if way == VARIANTS:
+        return "its arithmetic, done in another way, leaves as much"
+    return f"rounding to {way} leaves as much, which its taps show"
+
+
+def _of_span(m: Measured, evidence: Evidence, beyond: Reason, held: Held) -> Ruling:
+    """The verdict on a span that is beyond all that the engine has shown: what it has not shown may explain it."""
+    unknown = evidence.unknown(m.kinds)
+    products = bool(unknown - {*CACHES, *MAY_ROUND}) and not m.rough.certain
+    limit = m.rough.products if products else 0.0
+    limit += m.rough.caches if unknown & {*CACHES} else 0.0
+    limit += m.rough.attention if unknown & {*CACHES, "ROPE", "SOFT_MAX"} else 0.0
+    limit += m.rough.values if unknown & {*MAY_ROUND} else 0.0
+    error = m.rough.plain if products else m.rough.nearest
+    what = ", ".join(sorted(unknown))
+    if error <= limit + m.rough.kept:
+        says = f"rounding may leave as much, and no tap shows {what}"
+        reason = Reason("own error", error, limit + m.rough.kept, says)
+        return Ruling(UNCHECKED, (beyond, reason), held, unclear=True)
+    says = f"no rounding of {what} leaves as much" if unknown else "other taps show what each of its ops rounds"
+    reason = Reason("own error", error, limit + m.rough.kept, says)
+    return Ruling(WRONG, (beyond, reason), held, exact=not unknown)
+
+
+def followed(verdict: str, partial: str) -> Ruling:
+    """The verdict on a tap that is computed from a partial one which is wrong: an error goes on through it."""
+    reason = Reason("wrong taps before it", 1, 0, f"{partial} is wrong, and not all of it was recorded")
+    return Ruling(UNCHECKED if verdict == WRONG else verdict, (reason,))
+
+
+def explained(says: str, opened: int) -> Ruling:
+    """The verdict on a tap that a harmless way of computing explains; ``opened`` values cannot be judged."""
+    reason = Reason("values that it leaves", opened, None, f"computed again so, it is right: {says}")
+    return Ruling(UNCHECKED if opened else NOISE, (reason,))
+
+
+def mistaken(says: str) -> Ruling:
+    """The verdict on a tap that a bug, or what was read back of it, explains, whatever else might."""
+    return Ruling(WRONG, (Reason("values that it leaves", 0, None, f"computed again so, it is the same: {says}"),))
+
+
+# -- what consists of several ------------------------------------------------------------------------------------------
+
+
+def worst_of(verdicts: Iterable[str], refused: object = None) -> str:
+    """The worst verdict; UNCHECKED if there are none, and no milder where some were ``refused``."""
+    return max([*verdicts, *[UNCHECKED] * bool(refused)], key=SEVERITY.index, default=UNCHECKED)
+
+
+def is_right(verdict: str) -> bool:
+    """Whether it passes: MATCH or NOISE."""
+    return verdict in RIGHT
+
+
+def of_run(
+    taps: Sequence[str], checks: Sequence[str] = (), blamed: Collection[str] = (), reached: bool = True
+) -> Ruling:
+    """The verdict on a run: the worst of its taps and of what was checked before them, if it was judged to its end.
+
+    ``blamed``: taps at which the baseline is wrong on its own inputs: then nothing was compared with what is right.
+    """
+    if blamed:
+        says = "nothing was compared with what is right"
+        reason = Reason("taps at which the baseline is wrong", len(blamed), 0, says)
+        return Ruling(WRONG, (reason,))
+    verdict = worst_of([*taps, *checks])
+    reasons = tuple(
+        Reason(f"{what} that are {verdict}", some.count(verdict), None, "the worst decide")
+        for what, some in (("taps", list(taps)), ("checks", list(checks)))
+        if verdict in some
+    )
+    if is_right(verdict) and not reached:
+        return Ruling(UNCHECKED, (*reasons, Reason("logits that were judged", 0, None, "a run passes with its logits")))
+    return Ruling(verdict, reasons)
+
+
+def of_variants(default: str, others: Iterable[str]) -> str:
+    """The verdict on settings: WRONG if some are; what llama.cpp refuses to do is no fault."""
+    return WRONG if WRONG in (default, *others) else default
+
+
+def of_tensors(verdicts: Collection[str], findings: object) -> str:
+    """The verdict on a file, by those on its tensors and by what was found of it besides."""
+    return WRONG if findings else worst_of(verdict for verdict in verdicts if verdict != WRONG)
+
+
+def of_bounds(broken: Sequence[bool]) -> str:
+    """The verdict on statistics, of those beyond their limits, whether a user gave that: else rounding set it."""
+    return MATCH if not broken else WRONG if any(broken) else UNCHECKED
+
+
+def of_check(fault: object, told: bool = True) -> str:
+    """The verdict on something that is so or is not: WRONG if there is a ``fault``, UNCHECKED if nothing tells."""
+    return UNCHECKED if not told else WRONG if fault else MATCH
+
+
+def of_part(verdict: str) -> str:
+    """The verdict on a whole, by that on a part of it: noise there is none of the whole."""
+    return MATCH if verdict == NOISE else verdict
+
+
+def of_refusal(died: bool) -> str:
+    """The verdict on what llama.cpp did not run: it ``died`` of it, or refused it."""
+    return WRONG if died else UNCHECKED
+
+
+def of_nothing() -> str:
+    """The verdict on what nobody has judged."""
+    return UNCHECKED
+
+
+def of_rounding(exact: bool, right: bool) -> str:
+    """The verdict on what is ``exact``, or else ``right`` up to rounding, or wrong."""
+    return MATCH if exact else NOISE if right else WRONG
+
+
+def of_node(nmse: float | None, match: float, opened: int = 0) -> Ruling:
+    """The verdict on one computation by itself, by its NMSE (None: nobody computed it again; NaN is WRONG).
+
+    ``opened``: values at which even the right one gives NaN or Inf.
+    """
+    if nmse is None:
+        return Ruling(UNCHECKED, (Reason("computations of it", 0, None, "there is nothing to hold it to"),))
+    found = of_rounding(nmse <= match, nmse <= NODES * match)
+    limit = match if found == MATCH else NODES * match
+    reason = Reason("own error", nmse, limit, "right arithmetic leaves as much")
+    if opened and found != WRONG:
+        beside = Reason("values that cannot be judged", opened, 0, "NaN or Inf is right there")
+        return Ruling(UNCHECKED, (reason, beside))
+    return Ruling(found, (reason,))
+
+
+def of_row(verdict: str, error: float, limit: float, hides: float) -> str:
+    """The verdict on one token's row of a tap that has one, by its NMSE."""
+    if math.isnan(error):
+        return UNCHECKED
+    if error <= limit:
+        return MATCH
+    if verdict != WRONG:
+        return verdict
+    return WRONG if error > max(limit, hides) else NOISE
+
+
+def of_answers(verdict: str, right: bool) -> str:
+    """The verdict on a server's answers, which have one as logits, by what explains them: a mistake, or none."""
+    return WRONG if not right else verdict if is_right(verdict) else NOISE
