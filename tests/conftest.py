@@ -20,10 +20,7 @@ from models.small import write_model
 from once import once
 from quick import mark_slow
 
-from llamadiff.diagnose import diagnosis
-from llamadiff.diagnose.conventions import understand
 from llamadiff.system import started
-from llamadiff.verbs import judging
 
 collect_ignore = ["cli/sample"]  # a project of its own, whose tests test_sample.py runs
 
@@ -42,15 +39,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} not run: {reason}")
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search for causes ends when it is through, not when a busy machine's time is up."""
-    monkeypatch.setattr(judging, "LEAST_SECONDS", 600.0)
-    monkeypatch.setattr(understand, "SECONDS", 600.0)
-    monkeypatch.setattr(diagnosis, "READ_SECONDS", 600.0)
-    monkeypatch.setattr(diagnosis, "INSIDE_SECONDS", 600.0)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,7 +11,6 @@ import typer
 
 from llamadiff.cli.complaint import complain
 from llamadiff.cli.reports import Reports
-from llamadiff.judge.verdict import worst_of
 from llamadiff.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ class Tally:
         """Write reports and annotations -> the verdict of all. Raises UserError where nothing could be checked."""
 
         self.reports.write_several(self.results, self.refused)
+        from llamadiff.result.comparison import verdict_of
+
         if self.annotate or os.environ.get("GITHUB_ACTIONS") == "true":
             self._put_annotations()
         *others, last = [reason for _, reason in self.refused] or [""]
@@ -54,7 +55,7 @@ class Tally:
             raise UserError(last)
         if last:
             complain(last)
-        return worst_of((result.verdict for _, result in self.results), self.refused)
+        return verdict_of((result for _, result in self.results), self.refused)
 
     def _put_annotations(self) -> None:
         """To standard output, or to standard error where that is a report's."""

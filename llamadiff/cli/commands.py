@@ -49,7 +49,6 @@ from llamadiff.cli.options import (
 )
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
 from llamadiff.extras.formats import OF_PORT, OF_SWEEP, OF_TEMPLATES, OF_TOKENS
-from llamadiff.judge.verdict import worst_of
 from llamadiff.report.formats import OF_OPS, OF_VARIANTS, OF_WATCH, OF_WEIGHTS
 from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError
@@ -268,17 +267,18 @@ def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, r
     """Record captures anew, and say what changed."""
     from llamadiff.engines.run_spec import How
     from llamadiff.report.check_lines import update_lines
+    from llamadiff.result.comparison import verdict_of
     from llamadiff.verbs import updating
 
     if candidate is not None or reports.named:
         raise UserError("--update records llama.cpp anew, and judges nothing else: give it without --candidate and -o")
-    verdicts = []
+    found = []
     for path in traces:
         with _progress() as progress:
             changed = updating.update(path, model, How(progress=progress), force)
         typer.echo("\n".join(update_lines(changed)))
-        verdicts.append(changed.verdict)
-    finish(worst_of(verdicts), "wrong")
+        found.append(changed)
+    finish(verdict_of(found), "wrong")
 
 
 def demo() -> None:

@@ -19,9 +19,8 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
 
 if TYPE_CHECKING:
-    from llamadiff.engines.run_spec import Costing, Run
+    from llamadiff.engines.run_spec import Costing, Rules, Run
     from llamadiff.llamacpp.request import Settings
-    from llamadiff.numerics.tolerances import Rule
 
 MAX_TOKENS_FILE = 1 << 24  # bytes
 MAX_PROMPT_FILE = 1 << 24
@@ -93,12 +92,11 @@ def two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: P
     return [*traces, ("the tolerance file", tolerance)]
 
 
-def rules_of(tolerance: Path | None) -> tuple[Rule, ...]:
+def rules_of(tolerance: Path | None) -> Rules:
     """The limits, those of a file first."""
-    from llamadiff.numerics import tolerances
     from llamadiff.verbs.tolerance_file import load_rules
 
-    return tolerances.RULES if tolerance is None else load_rules(tolerance)
+    return load_rules(tolerance)
 
 
 def prompt_or_trace(prompt: str | None, candidate: str | None) -> tuple[str | None, str | None]:

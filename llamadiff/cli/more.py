@@ -11,7 +11,6 @@ import typer
 from llamadiff.cli.inputs import Asked, bytes_of, range_of, settings_of
 from llamadiff.cli.options import JUDGEMENT, Chat, LlamaCpp, Model, NPredict, Prompt, Tokens, finish
 from llamadiff.cli.reports import Reports
-from llamadiff.judge.verdict import worst_of
 from llamadiff.system.collisions import kept, refuse_collisions
 
 
@@ -243,12 +242,13 @@ def replay(
 ) -> None:
     """Run saved ops again through ggml's own API, on any build and device, and say how far off they are."""
     from llamadiff.report.op_runs import line_of
+    from llamadiff.result.comparison import verdict_of
     from llamadiff.verbs.one_op import run_ops
 
     refuse_collisions([("the op", path) for path in paths], reports.named)
     found = run_ops(paths, settings_of(llama_cpp))
     reports.write(found, lambda runs: typer.echo("\n".join(map(line_of, runs))))
-    finish(worst_of([run.verdict for run in found]))
+    finish(verdict_of(found))
 
 
 def watch(

@@ -9,7 +9,7 @@ from math import prod
 
 from llamadiff.ggml.graph import Graph, GraphNode
 
-ONE = 2e5  # multiply-adds in the time that it takes to begin a node, however small
+ONE = 1e6  # multiply-adds in the time that it takes to begin a node, however small
 VALUE = 8.0  # multiply-adds in the time that a value takes of an op that is no product
 
 

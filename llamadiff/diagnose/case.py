@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from llamadiff.diagnose.budget import Budget
 from llamadiff.engines.model_file import Runnable
 from llamadiff.numerics import cpu, metrics
+from llamadiff.numerics.policies import F32
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace import taps
 
@@ -49,6 +50,12 @@ class Recording:
     shapes: Mapping[str, tuple[int, ...]]
     known: Mapping[str, Array]
     relative: frozenset[str] = frozenset()
+
+    @classmethod
+    def in_float32(cls, model: Runnable, tokens: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> Recording:
+        """A prefill that rounds nowhere, and was recorded whole."""
+        n = len(tokens)
+        return cls(model, tokens, np.arange(n), (0, n), n, Carrier([(F32, {})]), shapes, {})
 
     @property
     def batches(self) -> list[tuple[int, int]]:

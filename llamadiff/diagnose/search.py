@@ -21,7 +21,7 @@ from llamadiff.judge.fit import PARTLY
 from llamadiff.numerics.policies import F32, ROUGH
 from llamadiff.numerics.rounding_tap import Carrier
 
-CONFIRMING = 5e10  # multiply-adds after a search, for what it found
+CONFIRMING = 1e10  # multiply-adds after a search, for what it found
 EXPLAINS = 0.01  # what a fit may leave of the right op's error
 VARIES = 0.05  # the same of a way of rounding: a value on the edge between two steps may go either way
 MOST = 0.5  # the same, where noise is as large: in 16 bits many values are on edges

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -52,6 +53,11 @@ class ModelFile:
     def has_engine(self) -> bool:
         """Whether the reference engine knows the architecture."""
         return self.architecture in ARCHITECTURES
+
+    @cached_property
+    def values(self) -> int:
+        """How many the file has in all tensors."""
+        return sum(prod(self.weights.shape(name)) for name in self.tensors)
 
     @cached_property
     def sha256(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamadiff.llamacpp.request import Settings
-from llamadiff.numerics import tolerances
+from llamadiff.numerics.tolerances import RULES, Rule
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 
@@ -54,25 +54,29 @@ class Costing:
     spend: int = 0
 
 
+Rules = Sequence[Rule]
+
+
 @dataclass(frozen=True)
 class How:
     """How a run is judged, and by what.
 
     ``engine``: "numpy" or "graph", llama.cpp's graph node by node (None: the engine where it knows the architecture),
-    in ``precision``. ``diagnose``: look for the causes of what is wrong; ``explain``: for so many seconds, and through
-    spans of any length, up to the whole model. ``partial``: what was recorded is enough, though the logits are not
-    among it. ``expect``: tokens that the table of logits is to have. ``name_map`` names or is a map of a candidate's
-    tensor names; ``timeout``: the seconds that its command may take. ``gate``: logits are held to limits over all
-    positions. ``pictures``: close-ups of taps and the logits of every position are kept, which a page shows.
-    ``costing`` is about a candidate that is another file of the model. ``steps``: a file of them, which a
-    candidate's command carries out.
+    in ``precision``. ``diagnose``: look for the causes of what is wrong; ``explain``: for so many seconds;
+    ``thorough``, which those imply: through spans of any length, up to the whole model. ``partial``: what was recorded
+    is enough, though the logits are not among it. ``expect``: tokens that the table of logits is to have. ``name_map``
+    names or is a map of a candidate's tensor names; ``timeout``: the seconds that its command may take. ``gate``:
+    logits are held to limits over all positions. ``pictures``: close-ups of taps and the logits of every position are
+    kept, which a page shows. ``costing`` is about a candidate that is another file of the model. ``steps``: a file of
+    them, which a candidate's command carries out.
     """
 
-    rules: Sequence[tolerances.Rule] = tolerances.RULES
+    rules: Rules = RULES
     engine: str | None = None
     precision: str = "f32"
     diagnose: bool = True
     explain: float = 0.0
+    thorough: bool = False
     partial: bool = False
     expect: Sequence[int] = ()
     name_map: str | None = None
@@ -82,6 +86,10 @@ class How:
     pictures: bool = False
     costing: Costing = field(default_factory=Costing)
     steps: Path | None = None
+
+    @property
+    def is_thorough(self) -> bool:
+        return self.thorough or self.explain > 0
 
     def expected_of(self, vocabulary: int) -> Sequence[int]:
         """The tokens that the table of logits is to have. Raises UserError for one that the vocabulary lacks."""

@@ -6,7 +6,7 @@ that was recorded tells. What was not computed, or was left out since it was not
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +14,7 @@ from enum import Enum
 from llamadiff.judge.measured import Measured
 from llamadiff.numerics.policies import READ
 
+SELDOM = 6.0  # standard deviations: what chance exceeds one time in 1e9
 ROWS = 3  # rows that differ, and are exact: a scale that is cut off is the rounded one in every second block
 
 
@@ -40,11 +41,16 @@ class Evidence:
     def of(cls, measured: Iterable[Measured], assumed: Iterable[str] = ()) -> Evidence:
         """``assumed``: policies that the engine is known to have, whatever its taps show."""
         exact, rounds, others = Counter[tuple[str, str]](), set[tuple[str, str]](), set[tuple[str, str]]()
+        followed = defaultdict[tuple[str, str], list[float]](list)
         for tap in measured:
             if tap.is_match:
                 exact.update(dict.fromkeys(tap.labels.items(), tap.rows))
             rounds |= {(kind, policy) for kind in tap.kinds for policy in tap.seen}
             others |= {(kind, policy) for kind in tap.kinds for policy in tap.unseen}
+            for policy, far in tap.followed.items():
+                for kind in tap.kinds:
+                    followed[kind, policy].append(far)
+        rounds |= {each for each, far in followed.items() if sum(far) > SELDOM * len(far) ** 0.5}
         sure = frozenset(each for each, count in exact.items() if count >= ROWS)
         return cls(sure, frozenset(rounds), frozenset(others), frozenset(assumed))
 

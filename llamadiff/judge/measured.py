@@ -60,7 +60,8 @@ class Measured:
     ``label`` is what that rounds to; ``limit`` the NMSE that right arithmetic has; ``even``: no value, row or whole is
     beyond it. ``held``: the allowances that were tried, by SURE, VARIANTS or a policy; ``spread``: the NMSE by which
     the policies that were tried lie apart. ``seen``: policies that the tap shows; ``unseen``: those that it refutes;
-    others were not tried, or cannot be told. ``labels``: what each kind of operand is rounded to if the tap is right,
+    others were not tried, or cannot be told. ``followed``: how far a span's errors go with those of each policy's
+    rounding, in standard deviations of chance. ``labels``: what each kind of operand is rounded to if the tap is right,
     as far as it tells, in ``rows`` that differ. ``kinds``: what its ops multiply by, or are. ``blind``: it rounds to
     eight bits, and nobody knows how. ``own``: llama.cpp's. The other fields are those of a Local.
     """
@@ -75,6 +76,7 @@ class Measured:
     spread: float = 0.0
     seen: frozenset[str] = frozenset()
     unseen: frozenset[str] = frozenset()
+    followed: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     rows: int = 0
     kinds: frozenset[str] = frozenset()

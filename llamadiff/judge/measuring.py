@@ -205,15 +205,14 @@ class Judge:
         held = dict(found.allowances(even))
         is_match = even or (errors.nmse <= found.bounds.match and held[SURE].fits)
         most = max(APART * float(errors.rows.sum()), found.bounds.whole)
-        followed = frozenset[str]() if is_match or source.name == "baseline" else frozenset(noise.followed())
+        followed = {} if is_match or not span or source.name == "baseline" else noise.followed()
         shows = self._shows(
             source, tap, span, fitted.policy,
             fitted.policies(found.bounds.match)[-1] if is_match else frozenset(),
             frozenset(fitted.missed(most)) if held[SURE].fits else frozenset(), fitted.sizes,
         )  # fmt: skip
         if span and not is_match and noise.is_certain:
-            followed |= {fitted.policy}
-        shows["seen"] = (shows["seen"] | followed) - {F32}
+            shows["seen"] |= {fitted.policy} - {F32}
         worst = errors.worst
         measured = Measured(
             nmse=errors.nmse, per_token=errors.per_row, label=self._label(source, tap, fitted.policy),
@@ -221,8 +220,8 @@ class Judge:
             spread=0.0 if is_match else noise.spread, span=span, token=worst.token, index=worst.index,
             expected=worst.baseline, recorded=worst.candidate, own=source.name == "baseline",
             rough=noise.rough(errors.rows) if span and not is_match else Rough(), printed=self._printed(found),
-            blind=self._is_blind(source, span, tap), facts=() if held[SURE].fits else self._facts(found, before),
-            **shows,
+            followed=followed, blind=self._is_blind(source, span, tap),
+            facts=() if held[SURE].fits else self._facts(found, before), **shows,
         )  # fmt: skip
         values, opened = seen.values(source.name, source, ranked=True), seen.opened(source)
         if values.finite and opened is None:
@@ -250,7 +249,7 @@ class Judge:
         apart = frozenset(fits) if F32 in missed else frozenset()
         return {
             "kinds": kinds,
-            "seen": apart,
+            "seen": apart - {F32},
             "unseen": missed - fits,
             "labels": {kind: self._rounded_to(source, kind, policy) for kind in told} if fits else {},
             "rows": len(np.unique(np.log(np.maximum(sizes, _TINY)).round(DIGITS))),

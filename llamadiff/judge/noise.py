@@ -34,7 +34,6 @@ Array = NDArray[Any]
 SHAKEN, SHAKEN_F32, VARIANT, FLIPPED = 2.0, 64.0, 0.02, 1.0
 FEWER = 10.0  # ratio of two sums of ten squares each that chance makes one time in a thousand
 SURE_ROW = 1e-9  # NMSE of a row that an arithmetic has exactly, through a span
-SELDOM = 6.0  # standard deviations: what chance exceeds one time in 1e9
 DIGITS = 3  # decimals of the logarithm of a row's squares: rows that differ less are alike
 _TINY = float(np.finfo(np.float64).tiny)
 
@@ -119,23 +118,24 @@ class TapNoise:
         apart = [float(values.errors(self._exact).sum()) for values in self._arithmetics.values()]
         return metrics.ratio(max(apart, default=0.0), float(self._exact.reference().sum()))
 
-    def followed(self) -> Iterator[str]:
-        """The arithmetics whose rounding errors are partly those of the tap.
+    def followed(self) -> dict[str, float]:
+        """How far a tap's errors go with the rounding errors of each arithmetic, in standard deviations of chance.
 
-        What rounding does to a value has a sign that nothing else knows: errors that go with it in more rows than chance
-        allows were made by it. Of an error of another origin, however large, that is not so. What chance allows is seen
-        from lanes that are rounded at random, and go through the same ops: with those no engine's errors go.
+        What rounding does to a value has a sign that nothing else knows: errors that go with it in many rows were made
+        by it. Of an error of another origin, however large, that is not so. What chance does is seen from lanes that
+        are rounded at random, and go through the same ops: with those no engine's errors go.
         """
         exact = self._exact
         rows = len(np.unique(np.log(np.maximum(exact.reference(), _TINY)).round(DIGITS)))  # tokens that are alike
         error = self.seen.told(self.source, exact)
         drawn = [self._cosines(error, values) for policy, values in self._made.items() if policy in MEASURING]
         if not drawn:
-            return
+            return {}
         chance = max(float(np.sqrt(np.mean(np.square(drawn)))), (exact.size // exact.shape[0]) ** -0.5)
-        for policy, values in self._arithmetics.items():
-            if np.mean(self._cosines(error, values)) * np.sqrt(rows) > SELDOM * chance:
-                yield policy
+        return {
+            policy: float(np.mean(self._cosines(error, values))) * rows**0.5 / chance
+            for policy, values in self._arithmetics.items()
+        }
 
     def _cosines(self, recorded: metrics.Rows, rounded: metrics.Rows) -> Array:
         """Of each row, how the error of what was recorded goes with what a rounding does to it: -1 to 1."""

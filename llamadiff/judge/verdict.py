@@ -14,20 +14,23 @@ from dataclasses import dataclass, replace
 from llamadiff.judge.evidence import Evidence
 from llamadiff.judge.measured import SURE, VARIANTS, Held, Measured
 from llamadiff.numerics import arithmetic
-from llamadiff.numerics.policies import CACHES, MAY_ROUND
+from llamadiff.numerics.policies import CACHES, MAY_ROUND, NATIVE, READ
 
 MATCH, NOISE, WRONG, UNCHECKED = "match", "noise", "wrong", "unchecked"
 SEVERITY = (MATCH, NOISE, UNCHECKED, WRONG)
 RIGHT = (MATCH, NOISE)
+_ROUNDINGS = {NATIVE: "llama.cpp's rounding", READ: "the rounding that was read back"}
 NODES = 10.0  # times a match's limit that a node's noise may reach
 
 
 @dataclass(frozen=True)
 class Reason:
-    """One step of a verdict: what was measured, the limit that it was held to (None: none), and what sets that."""
+    """One step of a verdict: what was measured, the limit that it was held to (None: none), and the evidence: what sets
+    the limit, or what it means without one.
+    """
 
     measured: str
-    value: float
+    value: float | int
     limit: float | None
     evidence: str
 
@@ -36,8 +39,9 @@ class Reason:
         return self.limit is None or self.value <= self.limit
 
     def __str__(self) -> str:
-        held = "" if self.limit is None else f" {'<=' if self.is_kept else '>'} {self.limit:.1e}"
-        return f"{self.measured} {self.value:.1e}{held}: {self.evidence}"
+        value = f"{self.value:.1e}" if isinstance(self.value, float) else str(self.value)
+        held = "" if self.limit is None else f", {'within' if self.is_kept else 'more than'} {self.limit:.1e}"
+        return f"{self.measured}: {value}{held} ({self.evidence})"
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,10 @@ def of_tap(m: Measured, evidence: Evidence) -> Ruling:
     """
     found = _of_values(m, evidence)
     if m.not_finite:
-        reason = Reason("values that are not finite", m.not_finite, 0, "the right op gives finite ones there")
+        reason = Reason("values that are not finite", m.not_finite, None, "the right op gives finite ones there")
         found = Ruling(WRONG, (reason,), found.held)
     if m.opened and found.verdict != WRONG:
-        reason = Reason("values that cannot be judged", m.opened, 0, "even the right op gives NaN or Inf there")
+        reason = Reason("values that cannot be judged", m.opened, None, "even the right op gives NaN or Inf there")
         return replace(found, verdict=UNCHECKED, reasons=(*found.reasons, reason), unclear=False)
     return found
 
@@ -79,17 +83,19 @@ def of_tap(m: Measured, evidence: Evidence) -> Ruling:
 def _of_values(m: Measured, evidence: Evidence) -> Ruling:
     way, held = _allowance(m, evidence)
     if m.even or (held.fits and m.nmse <= m.limit):
-        reason = Reason("own error", m.nmse, m.limit, f"right arithmetic ({m.label}) leaves as much")
+        reason = Reason("own error", m.nmse, m.limit, f"what right arithmetic ({m.label}) leaves")
         coarse = m.label in arithmetic.EIGHT_BITS or m.printed is not None
         return Ruling(NOISE if coarse else MATCH, (reason,), held)
     if held.fits:
-        return Ruling(NOISE, (Reason("own error", m.nmse, held.whole, _allows(m, way)),), held)
-    beyond = Reason("own error", m.nmse, held.whole, f"{_allows(m, way)}, in every row, channel and value")
+        return Ruling(NOISE, (Reason("own error", m.nmse, held.whole, _allows(way)),), held)
+    beyond = Reason("own error", m.nmse, held.whole, _allows(way))
+    if beyond.is_kept:
+        beyond = replace(beyond, limit=None, evidence=f"within {_allows(way)}, but a part of it is beyond that")
     if m.blind:
         unknown = Reason("own error", m.nmse, None, "how its eight bits are rounded to is not known")
         return Ruling(UNCHECKED, (beyond, unknown), held, unclear=True)
     if m.printed is not None and not (m.printed.far_from_known if evidence.tells else m.printed.far):
-        unknown = Reason("own error", m.nmse, None, "no value is further off than rounding before it was printed takes")
+        unknown = Reason("own error", m.nmse, None, "no value is further off than rounding may take it")
         return Ruling(UNCHECKED, (beyond, unknown), held, unclear=True)
     if not m.span:
         return Ruling(WRONG, (beyond,), held)
@@ -107,13 +113,13 @@ def _allowance(m: Measured, evidence: Evidence) -> tuple[str, Held]:
     return way, m.held[way]
 
 
-def _allows(m: Measured, way: str) -> str:
-    """Why an allowance is as large as it is."""
+def _allows(way: str) -> str:
+    """What an allowance is for."""
     if way == SURE:
-        return "its own precision leaves as much"
+        return "what its own precision leaves"
     if way == VARIANTS:
-        return "its arithmetic, done in another way, leaves as much"
-    return f"rounding to {way} leaves as much, which its taps show"
+        return "what its arithmetic leaves, done in another way"
+    return f"what {_ROUNDINGS.get(way, f'rounding to {way}')} leaves, which its taps show"
 
 
 def _of_span(m: Measured, evidence: Evidence, beyond: Reason, held: Held) -> Ruling:
@@ -127,17 +133,17 @@ def _of_span(m: Measured, evidence: Evidence, beyond: Reason, held: Held) -> Rul
     error = m.rough.plain if products else m.rough.nearest
     what = ", ".join(sorted(unknown))
     if error <= limit + m.rough.kept:
-        says = f"rounding may leave as much, and no tap shows {what}"
+        says = f"what rounding may leave, and no tap shows how {what} are rounded"
         reason = Reason("own error", error, limit + m.rough.kept, says)
         return Ruling(UNCHECKED, (beyond, reason), held, unclear=True)
-    says = f"no rounding of {what} leaves as much" if unknown else "other taps show what each of its ops rounds"
+    says = f"what any rounding of {what} leaves" if unknown else "what its ops leave, as other taps of their kinds show"
     reason = Reason("own error", error, limit + m.rough.kept, says)
     return Ruling(WRONG, (beyond, reason), held, exact=not unknown)
 
 
 def followed(verdict: str, partial: str) -> Ruling:
     """The verdict on a tap that is computed from a partial one which is wrong: an error goes on through it."""
-    reason = Reason("wrong taps before it", 1, 0, f"{partial} is wrong, and not all of it was recorded")
+    reason = Reason("wrong taps before it", 1, None, f"{partial}, of which not all was recorded")
     return Ruling(UNCHECKED if verdict == WRONG else verdict, (reason,))
 
 
@@ -174,7 +180,7 @@ def of_run(
     """
     if blamed:
         says = "nothing was compared with what is right"
-        reason = Reason("taps at which the baseline is wrong", len(blamed), 0, says)
+        reason = Reason("taps at which the baseline is wrong", len(blamed), None, says)
         return Ruling(WRONG, (reason,))
     verdict = worst_of([*taps, *checks])
     reasons = tuple(
@@ -183,7 +189,8 @@ def of_run(
         if verdict in some
     )
     if is_right(verdict) and not reached:
-        return Ruling(UNCHECKED, (*reasons, Reason("logits that were judged", 0, None, "a run passes with its logits")))
+        missing = Reason("logits that were judged", 0, None, "a run passes by its logits alone")
+        return Ruling(UNCHECKED, (*reasons, missing))
     return Ruling(verdict, reasons)
 
 
@@ -236,9 +243,9 @@ def of_node(nmse: float | None, match: float, opened: int = 0) -> Ruling:
         return Ruling(UNCHECKED, (Reason("computations of it", 0, None, "there is nothing to hold it to"),))
     found = of_rounding(nmse <= match, nmse <= NODES * match)
     limit = match if found == MATCH else NODES * match
-    reason = Reason("own error", nmse, limit, "right arithmetic leaves as much")
+    reason = Reason("own error", nmse, limit, "what right arithmetic leaves")
     if opened and found != WRONG:
-        beside = Reason("values that cannot be judged", opened, 0, "NaN or Inf is right there")
+        beside = Reason("values that cannot be judged", opened, None, "NaN or Inf is right there")
         return Ruling(UNCHECKED, (reason, beside))
     return Ruling(found, (reason,))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path, PurePath
 
-from llamadiff.judge.verdict import MATCH, NOISE, UNCHECKED, WRONG
+from llamadiff.judge.verdict import is_right
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.report import make_console, render
 from llamadiff.result.changed import Changed
@@ -24,14 +24,13 @@ from llamadiff.words.repairs import repairs_of
 
 _LONG = 4000  # cells
 _WIDTH = 110
-PASSED = (MATCH, NOISE)
 
 
 def lines_of(path: Path, result: Comparison) -> list[str]:
     """The verdict in a line, with the statistics over positions; the provenance of what failed under it."""
     said = result.summary if result.positions is None else f"{result.summary}; {in_words(result.positions)}"
     line = f"{result.verdict.upper():6}  {_path(path)}: {shown(said, _LONG)}"
-    if result.verdict in PASSED:
+    if is_right(result.verdict):
         return [line]
     return [line, f"        {shown(provenance(result), _LONG)}"]
 
@@ -86,7 +85,6 @@ def report_text(path: Path, result: Comparison) -> str:
 
 
 MOST = 10  # annotations of a kind that GitHub shows of one step: the last one counts those that are left out
-_BAD = (WRONG, UNCHECKED)
 _MESSAGE = (("%", "%25"), ("\r", "%0D"), ("\n", "%0A"))
 _PROPERTY = (*_MESSAGE, (":", "%3A"), (",", "%2C"))
 
@@ -107,7 +105,7 @@ class Annotation:
 
 def annotations_of(file: Path | str, line: int, result: Comparison) -> Iterator[Annotation]:
     """One for each cause of a comparison that failed; or one that says why it did."""
-    if result.verdict not in _BAD:
+    if is_right(result.verdict):
         return
     repairs = repairs_of(result)
     title = f"llamadiff: {result.verdict.upper()}"

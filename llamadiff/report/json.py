@@ -26,9 +26,9 @@ NOBODY = About()
 _LISTS = ("per_token", "open_tokens")
 # In their order; what is not made here is a field of a Comparison as it is.
 ENTRIES = (
-    "schema", "llamadiff", "verdict", "summary", "headline", "proof", "first_divergence", "wrong", "diagnosis",
-    "repairs", "model", "tokens", "n_prefill", "batches", "parting", "prompt", "baseline", "candidate", "taps",
-    "missing", "extra", "found_map", "coverage", "logits", "positions", "provenance", "only_baseline_read",
+    "schema", "llamadiff", "verdict", "reasons", "summary", "headline", "proof", "first_divergence", "wrong",
+    "diagnosis", "repairs", "model", "tokens", "n_prefill", "batches", "parting", "prompt", "baseline", "candidate",
+    "taps", "missing", "extra", "found_map", "coverage", "logits", "positions", "provenance", "only_baseline_read",
     "only_engine_read", "preflight", "arithmetics", "profile", "decoding", "free_tokens", "by_sketch", "engine",
     "manner", "next_steps", "loss", "normal", "timing",
 )  # fmt: skip

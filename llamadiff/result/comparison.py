@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
 from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.engines.select import EngineUsed
 from llamadiff.judge.preflight.checks import Check
-from llamadiff.judge.verdict import MATCH, WRONG, Reason, Ruling
+from llamadiff.judge.verdict import MATCH, WRONG, Reason, Ruling, worst_of
 from llamadiff.numerics.combinations import COUNT, SEED, SPAN
 from llamadiff.result.coverage import Coverage
 from llamadiff.result.logits import Logits, Positions
@@ -135,8 +135,9 @@ class Comparison(Sides, Judged):
     """All that one run found out; ``headline`` is the finding in a line, ``proof`` what stands under it.
 
     ``reasons`` are the verdict's. ``arithmetics`` says what the side under test rounds activations to before it
-    multiplies weights of each type; ``profile`` says in words what the first error looks like; ``engine``: None where no model was given; ``parting``:
-    where generated tokens part. ``loss``: what quantization costs, where the candidate is another file of the model.
+    multiplies weights of each type; ``profile`` says in words what the first error looks like; ``engine``: None where
+    no model was given; ``parting``: where generated tokens part. ``loss``: what quantization costs, where the candidate
+    is another file of the model.
     """
 
     verdict: str
@@ -203,6 +204,18 @@ class Comparison(Sides, Judged):
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return as_html(self.verdict, self.said, self.rows)
+
+
+class HasVerdict(Protocol):
+    """Whatever was judged."""
+
+    @property
+    def verdict(self) -> str: ...
+
+
+def verdict_of(found: Iterable[HasVerdict], refused: object = None) -> str:
+    """The worst verdict of several; no milder than UNCHECKED where some were ``refused``."""
+    return worst_of((each.verdict for each in found), refused)
 
 
 def assembled(sides: Sides, judged: Judged, ruling: Ruling, said: Said, next_steps: tuple[str, ...]) -> Comparison:

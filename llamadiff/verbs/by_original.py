@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llamadiff.candidates.transformers import checkpoint_of
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.preflight.checks import Check
-from llamadiff.judge.verdict import WRONG
+from llamadiff.judge.verdict import of_check
 from llamadiff.result.comparison import Judged
 from llamadiff.system.progress import Progress
 
@@ -33,7 +33,7 @@ def by_the_original(judged: Judged, original: Original) -> Judged:
     llama.cpp multiplied by the file's weights: by the checkpoint's its taps say nothing, and how far the two drift
     apart is what the file's types cost.
     """
-    checks = [Check(f"{original.faulty}'s {fault.where}", WRONG, fault.says) for fault in original.faults]
+    checks = [Check(f"{original.faulty}'s {fault.where}", of_check(fault), fault.says) for fault in original.faults]
     rows = tuple(replace(row, baseline_local=None, expected_drift=None, ratio_to_noise=None) for row in judged.rows)
     note = f"the candidate was judged by the weights of {original.label}, which it ran, and not by the file's"
     return replace(

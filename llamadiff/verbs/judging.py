@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,8 +45,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Graph = Callable[[], Runnable | None]
-LEAST = 2e11  # multiply-adds for the diagnosis of a small model
-TIMES = 4.0  # as many as the pass over a larger one takes
+LEAST = 2e10  # multiply-adds for the diagnosis of a small model
+TIMES = 2.0  # as many as the pass over a larger one takes
+THOROUGH = 1e11  # where known bugs are replayed through any span
 
 
 @np.errstate(all="ignore")  # what overflows shows in the values
@@ -90,8 +90,9 @@ def _budget(model: Runnable, baseline: Trace, how: How) -> Budget:
     """What may be computed to find causes: what a user gave, or else about as much as it took to find what is wrong."""
     if how.explain:
         return Budget.of_seconds(how.explain)
-    values = sum(math.prod(model.weights.shape(name)) for name in model.tensors)
-    return Budget(max(LEAST, TIMES * values * len(baseline.info.tokens)))
+    if how.thorough:
+        return Budget(THOROUGH)
+    return Budget(max(LEAST, TIMES * model.values * len(baseline.info.tokens)))
 
 
 def _fit_to_compare(model: Runnable, baseline: Trace, candidate: Trace | None) -> Trace:
@@ -168,7 +169,7 @@ def _causes(model: Runnable, study: _Study, budget: Budget, how: How, graph: Gra
 
     def found(of: Runnable, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
         passes = replace(study.passes, findings=computed)
-        scene = scene_of(of, passes, study.under_test, budget, how.progress, how.explain > 0, model)
+        scene = scene_of(of, passes, study.under_test, budget, how.progress, how.is_thorough, model)
         return diagnose(scene, findings)
 
     with threadpool_limits(1, "blas"):

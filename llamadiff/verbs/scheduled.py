@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -194,11 +193,11 @@ def run_schedule(schedule: Schedule, request: Request, vocabulary: int) -> Found
 
 
 class Shortening:
-    """Makes a schedule that fails as short as still fails in that way, in so many seconds."""
+    """Makes a schedule that fails as short as still fails in that way, in so many ``runs``."""
 
-    def __init__(self, request: Request, vocabulary: int, seconds: float) -> None:
+    def __init__(self, request: Request, vocabulary: int, runs: int) -> None:
         self.request, self.vocabulary = request, vocabulary
-        self.ends = time.monotonic() + seconds
+        self.runs = runs
         self._open = ExitStack()
         self._child: Child | None = None
 
@@ -221,8 +220,9 @@ class Shortening:
         return schedule
 
     def _fails(self, schedule: Schedule) -> bool:
-        if time.monotonic() > self.ends or not any(deed.tokens for deed in schedule.deeds):
+        if not self.runs or not any(deed.tokens for deed in schedule.deeds):
             return False
+        self.runs -= 1
         other = self._run(schedule)
         return bool(other.faults) and other.kind == self.found.kind
 

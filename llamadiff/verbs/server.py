@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -58,10 +58,10 @@ ALIKE = 2.0  # times the NMSE between two right runs: what a third one may be of
 HALF = 0.5  # of the error of a server's first rows, which a run that explains it leaves less of
 CLEARLY = 0.2  # of it, what a run may leave that is nearest, where rounding leaves as much
 EXACT = 1e-7  # NMSE of rows that are the same but for the order of sums
-TRIALS, SECONDS = 30.0, 45.0  # for runs of llama.cpp; for known bugs
+TRIALS, LEAST_TRIALS = 3e11, 40  # multiply-adds in runs of llama.cpp, of which there are so many at least
 BESIDE = 4  # other files of the model that are tried
 TYPES = ("Q8_0", "Q4_K", "Q4_0", "Q6_K", "Q5_K", "Q5_0", "Q3_K", "Q2_K")  # that weights may be in, in another file
-FULL, NOISE = 5, 10.0  # a row of so many may lack a token; times its largest error, by which that token is too likely
+FULL, LIKELY = 5, 10.0  # a row of so many may lack a token; times its largest error, by which that token is too likely
 SYSTEM = ("You are a helpful assistant.", "You are a helpful assistant")
 # Settings of llama.cpp that servers have, the usual ones first: quantized caches as llama.cpp has them, and others.
 USUAL = 3
@@ -149,9 +149,13 @@ class _Case:
         self.seen = words.shown(answers.most, len(self.rows), len(answers.tokens))
 
     @cached_property
-    def _until(self) -> float:
-        """When trials end, from the first one on."""
-        return time.perf_counter() + (self.how.explain or TRIALS)
+    def _trials(self) -> Iterator[object]:
+        """As many as there may be, all kinds together."""
+        if self.how.explain:
+            until = time.perf_counter() + self.how.explain
+            return takewhile(lambda _: time.perf_counter() < until, count())
+        each = self.llama.file.values * len(self.answers.tokens)
+        return iter(range(max(LEAST_TRIALS, int(TRIALS / each))))
 
     def judged(self) -> Comparison:
         """The verdict, and why."""
@@ -171,7 +175,7 @@ class _Case:
         if found is not None and (right or not found.spec):
             return words.told(result, tokens if found.is_right and tokens is not None else found, self.seen)
         if not right:
-            result = self._result(replace(self.how, explain=self.how.explain or SECONDS))
+            result = self._result(replace(self.how, thorough=True))
         return words.told(result, None, self.seen)
 
     def _result(self, how: How, spec: str = "") -> Comparison:
@@ -250,14 +254,14 @@ class _Case:
         plain = _apart({len(prompt): whole}, self._plain)
         found = self._best(trials(), plain)
         usual = max(_apart({size: row}, self._plain) for size, row in self.rows.items())
-        if found is None and self.answers.by_ids and plain > NOISE * usual:
+        if found is None and self.answers.by_ids and plain > LIKELY * usual:
             return words.unknown_ids(prompt, self.answers.prompt_count)
         return found
 
     def _best(self, trials: Iterable[tuple[Found, float]], plain: float) -> Found | None:
         """The first that leaves next to nothing of an error; else the one that leaves least, if that is rounding."""
         best, least = None, math.inf
-        for found, left in takewhile(lambda _: time.perf_counter() < self._until, trials):
+        for _, (found, left) in zip(self._trials, trials, strict=False):
             if left <= max(EXPLAINS * plain, EXACT):
                 return found
             if left < least:
@@ -419,7 +423,7 @@ class _Case:
             # one more than the first ones may be there: the token that was chosen
             level = float(logits[ids].mean() - values.mean() + values[1])
             logits[ids] = -np.inf
-            token, noise = int(np.argmax(logits)), NOISE * (float(np.abs(said - right).max()) + unit)
+            token, noise = int(np.argmax(logits)), LIKELY * (float(np.abs(said - right).max()) + unit)
             if logits[token] > level + noise:
                 text = self.llama.file.vocabulary.text(token) or ""
                 return words.left_out(token, text, size, float(logits[token]) - level)

@@ -12,11 +12,13 @@ LARGEST = 1e9  # limit of a rule
 MAX_RULES = 1000  # of a file
 
 
-def load_rules(path: Path) -> tuple[Rule, ...]:
-    """Rules of a TOML file, tried before the built-in ones.
+def load_rules(path: Path | None) -> tuple[Rule, ...]:
+    """Rules of a TOML file, tried before the built-in ones; these alone without one.
 
     Each is a [[rule]] with match and any of tap, op, arithmetic and angle. Raises UserError for anything else.
     """
+    if path is None:
+        return RULES
     data = read_toml(path)
     entries = data.get("rule")
     if not isinstance(entries, list) or set(data) != {"rule"}:

@@ -34,7 +34,7 @@ from llamadiff.verbs.scheduled import Shortening, abilities, run_schedule
 
 PATIENCE = 600.0  # seconds that a variant may take
 STAND_IN = (0,)  # tokens of a text that nobody has tokenized yet
-SHORTENING = 120.0  # seconds that a schedule is made shorter for
+SHORTENING = 200  # runs to make a schedule shorter
 _ALWAYS = ("flash_attn=on", "kv=f16", "kv=bf16", "kv=q8_0,flash_attn=on", "kv=q4_0,flash_attn=on", "repack=on")
 _EVER = (
     "used=on", "sequences=3", "interleaved=3", "freed=on", "forked=on", "restored=on", "shifted=on", "drafted=2",

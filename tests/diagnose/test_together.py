@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from llamadiff.candidates.reference import record
 from llamadiff.diagnose.alter import gives, times, with_source
+from llamadiff.diagnose.budget import Budget
 from llamadiff.diagnose.case import Case, NotRecordedError, Recording
 from llamadiff.diagnose.subgraph import subgraph_of
 from llamadiff.diagnose.together import errors
@@ -73,9 +73,9 @@ def _alone(case, sub):
         return float("inf")
 
 
-def test_no_lane_is_tried_when_time_is_over(case):
+def test_no_lane_is_tried_when_the_budget_is_spent(case):
     base = subgraph_of(case)
     list(errors(case, [base]))
-    late = replace(case, until=time.perf_counter() - 1)
+    late = replace(case, budget=Budget(0))
     alter = {base.nodes[-1].number: gives(lambda x: x)}
     assert list(errors(late, [replace(base, altered=alter)] * 3)) == [float("inf")] * 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from models.small import write_model
 
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
+from llamadiff.diagnose.budget import Budget
 from llamadiff.diagnose.case import OutOfTimeError
 from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request
@@ -311,12 +311,12 @@ def test_a_hypothesis_that_cannot_be_computed_is_not_the_cause():
 
     nodes = [node(1, "SCALE", (1, 1, 1, 2), 0, params=np.array([2, 0], np.float32).tobytes())]
     engine = engine_of(nodes, {0: ramp(1, 1, 1, 2)})
-    case: Any = SimpleNamespace(carrier=Tap(), tap=SimpleNamespace(name="n1"), until=math.inf)
+    case: Any = SimpleNamespace(carrier=Tap(), tap=SimpleNamespace(name="n1"), budget=None)
     nodes[0] = replace(nodes[0], label="n1")
     right = Subgraph(engine, tuple(nodes), {})
     assert right.compute(case).ravel().tolist() == [2, 4]
     wrong = replace(right, altered={1: fails})
     assert np.isnan(wrong.compute(case)).all()
-    case.until = 0.0  # the time for a search is over
+    case.budget = Budget.of_seconds(0)
     with pytest.raises(OutOfTimeError):
         wrong.compute(case)

@@ -15,6 +15,7 @@ from llamaref import Weights
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.ggml.device import HALF, DeviceArithmetics, replayed, settled
 from llamadiff.ggml.op import Op, Operand, compute
+from llamadiff.judge.verdict import of_node
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import half_sums, tolerances
@@ -152,7 +153,7 @@ def judged(n: Op, found: np.ndarray) -> tuple[str, str]:
     rule = tolerances.rule_for(tolerances.RULES, n.name, n.name, "*")
     best = replayed(n, found, None, rule.match, DeviceArithmetics(compute))
     limit = rule.match + best.rounding
-    return tolerances.verdict(best.nmse, limit, 10 * limit), best.arithmetic
+    return of_node(best.nmse, limit).verdict, best.arithmetic
 
 
 @pytest.mark.parametrize("make", [product, of_experts])

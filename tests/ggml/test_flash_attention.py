@@ -15,6 +15,7 @@ from models.small import write_model
 from llamadiff.engines.run_spec import Run
 from llamadiff.ggml.check import Recomputed, replay
 from llamadiff.ggml.op import Op, Operand
+from llamadiff.judge.verdict import of_node
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
 from llamadiff.verbs.verbs import graph
@@ -134,7 +135,7 @@ def judged(c: Case, found: np.ndarray) -> tuple[str, Recomputed]:
     best = replay(c.op(), found, enough=rule.match)
     assert best is not None
     match = rule.match + best.rounding
-    return tolerances.verdict(best.nmse, match, 10 * match), best
+    return of_node(best.nmse, match).verdict, best
 
 
 FOLLOWED = {

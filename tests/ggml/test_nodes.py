@@ -18,6 +18,7 @@ from llamadiff.engines.run_spec import How, Run
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.repro import load, memory_of, save
+from llamadiff.judge.verdict import of_node, worst_of
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.nodes import Node
@@ -100,7 +101,7 @@ def verdict(op: Op, found: np.ndarray) -> str:
     rule = tolerances.rule_for(tolerances.RULES, op.name, op.name, "*")
     best = replay(op, found, enough=rule.match)
     match = rule.match + best.rounding
-    return tolerances.verdict(best.nmse, match, 10 * match)
+    return of_node(best.nmse, match).verdict
 
 
 def other_number(op: Op, place: int, change) -> Op:
@@ -245,7 +246,7 @@ def test_a_node_of_an_op_without_a_function_is_unchecked_and_named(small_model, 
     found = [replace(check, nmse=None if check.op == "ROPE" else 0.0) for check in checks]
     rows = rows_of(found, tolerances.RULES)
     assert isinstance(checks[0], NodeCheck)
-    assert tolerances.worst_of([row.verdict for row in rows]) == "unchecked"
+    assert worst_of([row.verdict for row in rows]) == "unchecked"
     text = summarize(rows, "llama.cpp", "a prefill").sentence
     assert "4 nodes are unchecked, for want of a function: ROPE (4)" in text
     failed = [replace(check, problem="ValueError: no") if check.op == "ROPE" else check for check in found]

@@ -21,6 +21,7 @@ from one_op import BOOL, FLOAT, INT, LONG, SIZE, Blocks, Graph, Input, Then
 
 from llamadiff.ggml.check import distance, replay
 from llamadiff.ggml.op import Array, Op, function_of
+from llamadiff.judge.verdict import of_node
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import Request
@@ -687,7 +688,7 @@ def judged(n: Op, found: Array) -> tuple[str, float, float]:
     best = replay(n, found, enough=rule.match)
     assert best is not None, n.name
     match = rule.match + best.rounding
-    return tolerances.verdict(best.nmse, match, 10 * match), best.nmse, match
+    return of_node(best.nmse, match).verdict, best.nmse, match
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from llamadiff.ggml.op import Op, Operand
 from llamadiff.ggml.repro import load, save
 from llamadiff.judge.lanes import policies_for
 from llamadiff.judge.settings import kept, stored_types
+from llamadiff.judge.verdict import of_node
 from llamadiff.llamacpp import probes
 from llamadiff.llamacpp.installed import Installed
 from llamadiff.llamacpp.interface import FUNCTIONS
@@ -178,7 +179,7 @@ def verdict(n: Op, found: np.ndarray) -> str:
     rule = tolerances.rule_for(tolerances.RULES, n.name, n.name, "*")
     best = replay(n, found, enough=rule.match)
     assert best is not None
-    return tolerances.verdict(best.nmse, rule.match, 10 * rule.match)
+    return of_node(best.nmse, rule.match).verdict
 
 
 @pytest.mark.parametrize("way", OTHERS)

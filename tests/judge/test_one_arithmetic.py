@@ -49,10 +49,6 @@ FAULTS = {
 }
 
 
-# smaller than what rounding activations to eight bits does to the logits: the report says how much could hide
-BELOW = {("epsilon", "Q8_0", LOGITS), ("epsilon", "Q4_0", LOGITS)}
-
-
 @pytest.fixture(scope="module")
 def right(small_model):
     """kind -> the model's path and a right engine's trace."""
@@ -73,12 +69,7 @@ def right(small_model):
 def test_a_fault_in_a_span_does_not_pass(fault, kind, words, right):
     path, trace = right(kind)
     result = diff(trace, only(record(FAULTS[fault](path), TOKENS, "mine"), *words), path, how=How(diagnose=False))
-    if (fault, kind, words) in BELOW:
-        local = result.rows[-1].local
-        assert local.nmse < local.hides
-        assert f"below an NMSE of {local.hides:.0e} could hide" in result.summary
-    else:
-        assert result.verdict in ("wrong", "unchecked"), result.summary
+    assert result.verdict in ("wrong", "unchecked"), result.summary
 
 
 @pytest.mark.parametrize("words", [LOGITS, LAYERS], ids=["logits", "layers"])

@@ -11,7 +11,8 @@ from traces import changed, only
 from llamadiff import UserError, compare
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.numerics.tolerances import RULES, Rule, rule_for, verdict, worst_of
+from llamadiff.judge.verdict import of_node, worst_of
+from llamadiff.numerics.tolerances import RULES, Rule, rule_for
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.tolerance_file import load_rules
 from llamadiff.verbs.verbs import diff
@@ -214,10 +215,11 @@ def test_a_tolerance_lets_a_known_bug_pass(traces):
 
 
 def test_verdicts():
-    assert verdict(0.0, 0.0, 0.0) == "match"
-    assert verdict(1e-9, 1e-10, 1e-8) == "noise"
-    assert verdict(float("nan"), 1.0, 1.0) == "wrong"
-    assert verdict(float("inf"), 1.0, 1.0) == "wrong"
+    assert of_node(0.0, 0.0).verdict == "match"
+    assert of_node(9e-10, 1e-10).verdict == "noise"
+    assert of_node(float("nan"), 1.0).verdict == "wrong"
+    assert of_node(float("inf"), 1.0).verdict == "wrong"
+    assert of_node(0.0, 1.0, opened=1).verdict == of_node(None, 1.0).verdict == "unchecked"
     assert worst_of(["match", "noise", "match"]) == "noise"
     assert worst_of(["unchecked", "wrong", "match"]) == "wrong"
     assert worst_of([]) == "unchecked"

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from llamadiff.diagnose.diagnosis import Cause, Diagnosis
 from llamadiff.judge.finding import Local
-from llamadiff.numerics import metrics, tolerances
+from llamadiff.judge.verdict import UNCHECKED, of_node, worst_of
+from llamadiff.numerics import metrics
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Logits, TopToken
 from llamadiff.result.rows import Row
@@ -19,7 +20,7 @@ EXPERTS = ("attn_norm", "ffn_moe_weights_norm", "ffn_moe_down", "l_out")
 
 
 def local(nmse: float = 1e-14, limit: float = 1e-10, arithmetic: str = "F32", span: tuple[str, ...] = ()) -> Local:
-    verdict = tolerances.verdict(nmse, limit, 10 * limit)
+    verdict = of_node(nmse, limit).verdict
     return Local(nmse, arithmetic, limit, 10 * limit, verdict, 0, (0, 0), 1.0, 2.0, (nmse,), span)
 
 
@@ -55,7 +56,7 @@ def logits(agree: bool = True, text: str | None = " Once", value: float = 12.5) 
 
 
 def comparison(its: list[Row], **fields: object) -> Comparison:
-    verdict = tolerances.worst_of([one.verdict for one in its])
+    verdict = worst_of([one.verdict for one in its])
     plain = Comparison(
         verdict=verdict, headline="RoPE, layer 1: wrong on the inputs it was given",
         proof=("Qcur_rope-1: own error 2.7e-01, limit 1e-10", "every other op is right: 66 taps were judged"),
@@ -103,5 +104,5 @@ SHAPES = {
     "hostile": comparison(
         rows(2), headline=HOSTILE * 9, proof=(HOSTILE * 9,), tokens=((1, HOSTILE),), candidate={"name": HOSTILE * 9}
     ),
-    "unchecked": comparison([replace(one, verdict=tolerances.UNCHECKED, local=None) for one in rows(2)]),
+    "unchecked": comparison([replace(one, verdict=UNCHECKED, local=None) for one in rows(2)]),
 }

@@ -14,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llamadiff.numerics import tolerances
+from llamadiff.judge.verdict import NOISE, SEVERITY
 from llamadiff.report.terminal.escape import number, quoted, shown, times, tiny
 from llamadiff.report.terminal.finding import page_of
 from llamadiff.report.terminal.report import make_console, render
@@ -106,7 +106,7 @@ def test_the_finding_comes_first_and_the_proof_under_it() -> None:
     assert lines[1].startswith("       Qcur_rope-1: own error 2.7e-01, limit 1e-10; every other op is right")
 
 
-@pytest.mark.parametrize("verdict", tolerances.SEVERITY)
+@pytest.mark.parametrize("verdict", SEVERITY)
 def test_every_verdict_is_a_word_in_the_first_and_in_the_last_line(verdict: str) -> None:
     lines = printed(comparison([], verdict=verdict)).splitlines()
     assert lines[0].startswith(f"{verdict.upper()}  RoPE, layer 1")
@@ -250,7 +250,7 @@ def test_the_worst_tap_is_the_one_nearest_its_limit() -> None:
 
 def test_noise_is_set_against_the_limit_of_noise() -> None:
     """A right engine in 16 bits must not look like an alarm."""
-    its = [replace(one, verdict=tolerances.NOISE, local=replace(local(5e-10), verdict=tolerances.NOISE))
+    its = [replace(one, verdict=NOISE, local=replace(local(5e-10), verdict=NOISE))
            for one in rows(24)]  # fmt: skip
     text = printed(comparison(its))
     assert "0.5x" in text
@@ -425,7 +425,7 @@ def test_nothing_from_a_file_is_obeyed() -> None:
     )
     settings = {"type_k": HOSTILE}
     its = comparison(
-        [replace(bad, verdict=tolerances.WRONG, baseline_local=local(0.5))], headline=HOSTILE, missing=(HOSTILE,),
+        [replace(bad, verdict=WRONG, baseline_local=local(0.5))], headline=HOSTILE, missing=(HOSTILE,),
         model={"file": HOSTILE, "architecture": [HOSTILE], "layers": HOSTILE, "weight_types": {HOSTILE: HOSTILE}},
         tokens=((1, HOSTILE),), baseline={"name": HOSTILE, "version": HOSTILE, "settings": settings},
         candidate={"name": {HOSTILE: 1}, "settings": HOSTILE}, logits=logits(False, HOSTILE),

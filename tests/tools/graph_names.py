@@ -28,7 +28,7 @@ from llamadiff.verbs import judging  # noqa: E402
 def main() -> int:
     """Run the cases that were asked for; 1 if one is not named."""
     asked = _asked()
-    judging.LEAST_SECONDS = asked.seconds
+    judging.LEAST = asked.work
     run, missed = Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
 
@@ -82,7 +82,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("-k", default="")
     parser.add_argument("--kinds", nargs="*", default=("F16", "Q8_0"))
     parser.add_argument("--first", action="store_true")
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--work", type=float, default=4e10)
     parser.add_argument("-v", action="store_true")
     return parser.parse_args()
 

@@ -96,7 +96,7 @@ def test_a_mistake_is_found_and_named_in_few_steps(mistake, model, said, asked):
     request, can = asked(model, mistake)
     schedule, found = found_in(request, can)
     assert found.verdict == "wrong"
-    short = run_schedule(Shortening(request, VOCABULARY, 120.0).of(schedule, found), request, VOCABULARY)
+    short = run_schedule(Shortening(request, VOCABULARY, 200).of(schedule, found), request, VOCABULARY)
     named = WHERE.fullmatch(short.faults[0])
     assert named is not None, short.faults[0]
     assert named[3].startswith(said), short.faults[0]

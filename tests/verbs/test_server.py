@@ -16,8 +16,8 @@ from optional import needs
 from servers import mistakes, started
 
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.judge.verdict import UNCHECKED, WRONG
 from llamadiff.llamacpp.shipped import shipped_model
-from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison
 from llamadiff.verbs import server as judge
 from llamadiff.verbs.verbs import compare
@@ -27,7 +27,7 @@ pytestmark = needs("node")
 
 TEXT = "Once upon a time there was a little girl named Lily.</s>\nShe"
 TURN = "Tell me a story.\nAbout a dog."
-WRONG, UNCHECKED = (tolerances.WRONG,), (tolerances.WRONG, tolerances.UNCHECKED)
+WRONG, UNCHECKED = (WRONG,), (WRONG, UNCHECKED)
 OFF = "no known mistake, setting or file explains them"
 RIGHT_SAID = "the server's log-probabilities are right up to rounding"
 Servers = Callable[..., str]
@@ -198,7 +198,7 @@ def test_token_ids_that_no_known_mistake_makes(served):
     """As mistral.rs has them: what follows the text is not what follows the file's ids."""
     with between(served("--api", "openai"), request=as_unigram) as url:
         result = judged(url, text="Once upon a time")
-    assert result.verdict == tolerances.WRONG
+    assert result.verdict == WRONG
     assert result.headline.startswith("the server has other token ids for the prompt")
 
 

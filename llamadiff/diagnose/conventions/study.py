@@ -27,7 +27,7 @@ from llamadiff.numerics.policies import F32, JITTERS
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.trace.reader import Trace
 
-WORK = 1e11  # multiply-adds to ask whether a rounding is a known bug
+WORK = 1e10  # multiply-adds to ask whether a rounding is a known bug
 WORSE = 10.0  # how many times the error that a tap had is too much where a choice is undone
 _OPERANDS = {"cache_k": "Q and K", "cache_v": "V or its weights", "kept_k": "its K cache", "kept_v": "its V cache"}
 _OPS = {"ROPE": "RoPE", "SOFT_MAX": "the softmax", "SWIGLU": "the activation"}

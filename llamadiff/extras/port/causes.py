@@ -22,11 +22,9 @@ from llamadiff.extras.port.lineup import Departed
 from llamadiff.extras.port.otherwise import Spot
 from llamadiff.ggml.engine import Alter
 from llamadiff.ggml.graph import Graph, GraphNode, tap_axes
-from llamadiff.numerics.policies import F32
-from llamadiff.numerics.rounding_tap import Carrier
 
 Array = NDArray[Any]
-WORK = 4e10  # multiply-adds for a kind of place
+WORK = 4e9  # multiply-adds for a kind of place
 FITS = 5e-12  # NMSE that a bug may leave of the model's values
 
 
@@ -37,8 +35,7 @@ class Causes:
         self.model, self.taps = model, {tap.name: tap for tap in model.taps}
         tokens = model.graph.tokens
         shapes = {label: _shape(node, model.graph) for label, node in model.graph.labelled.items()}
-        positions, edges, carrier = np.arange(len(tokens)), (0, len(tokens)), Carrier([(F32, {})])
-        self.run = Recording(model, tokens, positions, edges, len(tokens), carrier, shapes, {})
+        self.run = Recording.in_float32(model, tokens, shapes)
 
     def of(self, alike: Sequence[Departed]) -> list[Cause | None]:
         """What the model does at each of some nodes of one kind, as if it were a bug of its own; None for none."""

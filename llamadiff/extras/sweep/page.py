@@ -13,7 +13,7 @@ from rich.text import Text
 
 from llamadiff.extras.sweep.case import SweepRow
 from llamadiff.extras.sweep.run import Sweep
-from llamadiff.judge.verdict import MATCH, NOISE
+from llamadiff.judge.verdict import is_right
 from llamadiff.report.github import code, prose, table
 from llamadiff.report.terminal.escape import quoted, shown, tiny
 from llamadiff.report.terminal.page import STRONG, Page
@@ -21,7 +21,6 @@ from llamadiff.report.terminal.page import STRONG, Page
 TITLES = ("model", "candidate", "settings", ">cases", ">right", ">wrong", ">refused", ">worst own", ">worst KL", ">s")
 RANKS = (0, 0, 1, 0, 0, 0, 0, 3, 2, 4)
 _TOLD = 40  # rows that are not right
-_RIGHT = (MATCH, NOISE)
 
 
 def _groups(rows: Iterable[SweepRow], key: Callable[[SweepRow], Hashable]) -> list[list[SweepRow]]:
@@ -42,7 +41,7 @@ def _summed_up(sweep: Sweep) -> list[tuple[str, ...]]:
 
 
 def _cells(rows: Sequence[SweepRow]) -> tuple[str, ...]:
-    right, refused = sum(row.verdict in _RIGHT for row in rows), sum(bool(row.refused) for row in rows)
+    right, refused = sum(is_right(row.verdict) for row in rows), sum(bool(row.refused) for row in rows)
     model, candidate, way = _way(rows[0])
     counts = (len(rows), right, len(rows) - right - refused, refused)
     worst, kl = (_largest([getattr(row, name) for row in rows]) for name in ("worst", "kl"))
@@ -62,7 +61,7 @@ def _candidate(candidate: str) -> str:
 
 def _not_right(sweep: Sweep) -> list[list[SweepRow]]:
     """Rows that are not right for one reason: of one model, candidate and settings, whatever the prompt."""
-    wrong = [row for row in sweep.rows if row.verdict not in _RIGHT]
+    wrong = [row for row in sweep.rows if not is_right(row.verdict)]
     return _groups(wrong, lambda row: (*_way(row), row.verdict, _reason(row)))[:_TOLD]
 
 
@@ -79,7 +78,7 @@ def _reason(row: SweepRow) -> str:
 
 def headline(sweep: Sweep) -> str:
     """How many cases are right, and where the rows are."""
-    right = sum(row.verdict in _RIGHT for row in sweep.rows)
+    right = sum(is_right(row.verdict) for row in sweep.rows)
     kept = f", {sweep.kept} of them were there before" if sweep.kept else ""
     return f"{right} of {len(sweep.rows)} cases are right{kept}; rows in {sweep.folder}"
 

@@ -7,6 +7,7 @@ from itertools import chain
 
 from rich.text import Text
 
+from llamadiff.judge.verdict import MATCH
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.escape import tiny
 from llamadiff.report.terminal.page import STRONG, Page
@@ -24,7 +25,7 @@ def put_notes(page: Page, comparison: Comparison, full: bool) -> None:
         _by_sketch(comparison),
     ]  # fmt: skip
     if full:
-        kinds += [_normal(page, comparison), _short_run(comparison)]
+        kinds += [_reasons(page, comparison), _normal(page, comparison), _short_run(comparison)]
     for note in chain.from_iterable(kinds):
         page.paragraph("  ", note)
 
@@ -49,6 +50,14 @@ def _not_finite(page: Page, comparison: Comparison) -> Iterator[Text]:
             )
             counts = f"{page.data(row.tap)} of the {side} has {_counts(stats)}"
             yield Text(f"{counts}, left out of rms, mean, min and max{also}", STRONG)
+
+
+def _reasons(page: Page, comparison: Comparison) -> Iterator[str]:
+    """Why the verdict is what it is, and that on each tap that does not simply match."""
+    taps = [(row.tap, row.verdict, row.local.reasons) for row in comparison.rows if row.local and row.verdict != MATCH]
+    for name, verdict, reasons in (("the run", comparison.verdict, comparison.reasons), *taps):
+        if reasons:
+            yield page.data(f"why {name} is {verdict.upper()}: {'; then '.join(map(str, reasons))}", 1000)
 
 
 def _normal(page: Page, comparison: Comparison) -> Iterator[str]:

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from llamadiff.judge.verdict import MATCH, NOISE, SEVERITY, WRONG, worst_of
+from llamadiff.judge.verdict import NOISE, SEVERITY, WRONG, is_right, worst_of
 from llamadiff.report.terminal.escape import times, tiny
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.rows import Row, stem
 
-QUIET = (MATCH, NOISE)
 FEW = 12  # layers, and taps outside them, that need no folding
 MOST = 8  # lines, beyond which like layers are one line wherever they are
 OPENED = 6  # taps that are told one by one in an opened layer
@@ -57,7 +56,7 @@ class _Part:
 
 def is_loud(row: Row) -> bool:
     """Whether a row must not be folded away."""
-    return row.verdict not in QUIET or baseline_is_off(row)
+    return not is_right(row.verdict) or baseline_is_off(row)
 
 
 def baseline_is_off(row: Row) -> bool:

@@ -17,8 +17,8 @@ from models.options import OPTIONS
 from models.tokenized import with_tokenizer
 
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.judge.verdict import NOISE, WRONG
 from llamadiff.llamacpp.shipped import shipped_model
-from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison
 from llamadiff.verbs.verbs import compare
 from llamadiff.words.server import RIGHT
@@ -130,11 +130,11 @@ def test_settings_are_named(flags):
     with started(model, *flags.split()) as url:
         result = judged(model, url, "Once upon a time there was a little girl named Lily.\nShe")
     assert SETTINGS[flags] in result.headline
-    assert result.verdict in ((tolerances.NOISE,) if "coarse" in SETTINGS[flags] else (tolerances.WRONG,))
+    assert result.verdict in ((NOISE,) if "coarse" in SETTINGS[flags] else (WRONG,))
 
 
 def test_another_file_is_noticed():
     with started(shipped_model(quantized=True)) as url:
         result = judged(shipped_model(), url, TEXTS[0])
     assert "the server does not run tiny.F16.gguf" in result.headline
-    assert result.verdict == tolerances.WRONG
+    assert result.verdict == WRONG
