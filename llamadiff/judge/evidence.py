@@ -14,7 +14,7 @@ from enum import Enum
 from llamadiff.judge.measured import Measured
 from llamadiff.numerics.policies import READ
 
-SELDOM = 6.0  # standard deviations: what chance exceeds one time in 1e9
+SELDOM = 4.5  # standard deviations: what chance exceeds one time in 300,000
 ROWS = 3  # rows that differ, and are exact: a scale that is cut off is the rounded one in every second block
 
 

@@ -1,0 +1,93 @@
+"""What an engine has shown: one fold, in any order, of three values; and what a tap's verdict makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+from llamadiff.judge.evidence import Evidence, Shown, assumed_of
+from llamadiff.judge.measured import SURE, Held, Measured, Rough
+from llamadiff.judge.verdict import of_tap
+from llamadiff.numerics.policies import NATIVE, READ
+
+NO, YES = Held(False, 1e-11, 1e-10, 1e-4), Held(True, 1e-6, 1e-5, 1e-2)
+KINDS = frozenset({"F16", "cache_k"})
+SPAN = Measured(
+    nmse=1e-8, per_token=(1e-8,), label="F32", limit=1e-12, even=False, held={SURE: NO, "f16": YES}, kinds=KINDS,
+    span=("ffn_up-2",), rough=Rough(products=1e-4, caches=1e-4, plain=1e-8, nearest=1e-8),
+)  # fmt: skip
+
+
+def exact(kind: str, label: str = "F32", rows: int = 12, **more) -> Measured:
+    """A product that is right to the last bit."""
+    return Measured(
+        nmse=1e-14, per_token=(1e-14,), label=label, limit=1e-10, even=True, held={SURE: YES}, kinds=frozenset({kind}),
+        labels={kind: label}, rows=rows, **more,
+    )  # fmt: skip
+
+
+def test_what_was_not_tried_tells_nothing() -> None:
+    """A right tap after which lanes are left out takes nothing back of what those showed before."""
+    told = exact("F16", unseen=frozenset({"f16", "native"}))
+    for taps in permutations([told, exact("F16"), exact("F16")]):
+        evidence = Evidence.of(taps)
+        assert evidence.of_policy("F16", "f16") is Shown.UNSEEN
+        assert evidence.of_policy("F16", "bf16") is Shown.UNTRIED
+        assert evidence.of_policy("Q8_0", "f16") is Shown.UNTRIED
+
+
+def test_one_tap_that_shows_a_rounding_counts_for_more_than_those_that_do_not() -> None:
+    several = [exact("F16", unseen=frozenset({"f16"}))] * 5
+    shows = exact("F16", "F16", seen=frozenset({"f16"}))
+    assert Evidence.of([*several, shows]).of_policy("F16", "f16") is Shown.SEEN
+
+
+def test_few_rows_make_no_arithmetic_known() -> None:
+    assert Evidence.of([exact("F16", rows=1)] * 2).unknown(KINDS) == KINDS
+    assert Evidence.of([exact("F16", rows=1)] * 3).unknown(KINDS) == {"cache_k"}
+
+
+@pytest.mark.parametrize(
+    ("taps", "verdict", "words"),
+    [
+        ([], "unchecked", "no tap shows how F16, cache_k are rounded"),
+        ([exact("F16")], "unchecked", "no tap shows how cache_k are rounded"),
+        ([exact("F16"), exact("cache_k")], "wrong", "what its ops leave, as other taps of their kinds show"),
+        ([exact("F16", "F16", seen=frozenset({"f16"}))], "noise", "what rounding to f16 leaves, which its taps show"),
+    ],
+)
+def test_a_span_is_what_the_engines_taps_show(taps, verdict: str, words: str) -> None:
+    """As large as a rounding that nothing shows is no acquittal; where all is exact, it is wrong."""
+    ruling = of_tap(SPAN, Evidence.of([*taps, SPAN]))
+    assert ruling.verdict == verdict
+    assert words in str(ruling.reasons[-1])
+    assert ruling.reasons[0].measured == "own error"
+    assert ruling.reasons[0].value == SPAN.nmse
+
+
+def test_size_is_no_evidence_and_errors_that_go_with_a_rounding_are() -> None:
+    apart, together = (replace(SPAN, followed={"f16": far}) for far in (1.5, 8.0))
+    assert of_tap(apart, Evidence.of([apart])).verdict == "unchecked"
+    assert of_tap(together, Evidence.of([together])).verdict == "noise"
+    several = [replace(SPAN, followed={"f16": 3.0})] * 4  # each might be chance, and all are none
+    assert of_tap(several[0], Evidence.of(several)).verdict == "noise"
+
+
+def test_more_than_any_rounding_is_wrong_whatever_was_shown() -> None:
+    far = replace(SPAN, nmse=1e-2, held={SURE: NO}, rough=replace(SPAN.rough, plain=1e-2, nearest=1e-2))
+    assert of_tap(far, Evidence()).verdict == "wrong"
+
+
+def test_what_was_read_back_needs_not_be_shown_nor_llama_cpps_own() -> None:
+    assert Evidence(assumed=assumed_of(True, False, NATIVE)).rounds_some(KINDS, READ)
+    assert Evidence(assumed=assumed_of(False, True, NATIVE)).rounds_some(KINDS, NATIVE)
+    assert not Evidence().rounds_some(KINDS, NATIVE)
+
+
+def test_values_that_are_not_finite_are_wrong_and_open_places_unchecked() -> None:
+    right = exact("F16")
+    assert of_tap(replace(right, not_finite=2), Evidence()).verdict == "wrong"
+    assert of_tap(replace(right, opened=2), Evidence()).verdict == "unchecked"
+    assert of_tap(replace(right, not_finite=2, opened=2), Evidence()).verdict == "wrong"
