@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 NEARER = 0.5  # of the right op's error: what leaves less of it is near
 READ = 3  # taps of one unknown cause that are read back
 MOST_READ = 1 << 31  # values times inputs of those taps: of large ones fewer are read
-INSIDE = 1e10  # multiply-adds after which a span is given up
+INSIDE = 5e10  # multiply-adds after which a span is given up
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ class Measured:
     the policies that were tried lie apart. ``seen``: policies that the tap shows; ``unseen``: those that it refutes;
     others were not tried, or cannot be told. ``followed``: how far a span's errors go with those of each policy's
     rounding, in standard deviations of chance. ``labels``: what each kind of operand is rounded to if the tap is right,
-    as far as it tells, in ``rows`` that differ. ``kinds``: what its ops multiply by, or are. ``blind``: it rounds to
+    as far as it tells, in ``rows`` that differ. ``kinds``: what its ops multiply by, or are; ``product``: the
+    first, of a product alone. ``blind``: it rounds to
     eight bits, and nobody knows how. ``own``: llama.cpp's. The other fields are those of a Local.
     """
 
@@ -80,6 +81,7 @@ class Measured:
     labels: Mapping[str, str] = field(default_factory=dict)
     rows: int = 0
     kinds: frozenset[str] = frozenset()
+    product: str | None = None
     rough: Rough = Rough()
     printed: Printed | None = None
     blind: bool = False

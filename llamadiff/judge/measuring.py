@@ -18,7 +18,7 @@ from llamadiff.judge.finding import Finding, Tried
 from llamadiff.judge.finiteness import qualified
 from llamadiff.judge.fit import Fitted
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Source
-from llamadiff.judge.measured import SURE, Held, Measured, Printed, Rough
+from llamadiff.judge.measured import SURE, VARIANTS, Held, Measured, Printed, Rough
 from llamadiff.judge.noise import DIGITS, SHAKEN, TapNoise
 from llamadiff.judge.pattern.described import described
 from llamadiff.judge.pattern.deviation import Fact
@@ -221,7 +221,7 @@ class Judge:
             expected=worst.baseline, recorded=worst.candidate, own=source.name == "baseline",
             rough=noise.rough(errors.rows) if span and not is_match else Rough(), printed=self._printed(found),
             followed=followed, blind=self._is_blind(source, span, tap),
-            facts=() if held[SURE].fits else self._facts(found, before), **shows,
+            facts=() if held[SURE].fits else self._facts(found, held.get(VARIANTS, held[SURE]).whole, before), **shows,
         )  # fmt: skip
         values, opened = seen.values(source.name, source, ranked=True), seen.opened(source)
         if values.finite and opened is None:
@@ -251,12 +251,15 @@ class Judge:
             "kinds": kinds,
             "seen": apart - {F32},
             "unseen": missed - fits,
-            "labels": {kind: self._rounded_to(source, kind, policy) for kind in told} if fits else {},
+            "product": self._kind(tap) if source.multiplies(tap) and not span else None,
+            "labels": {kind: self._rounded_to(source, tap, span, kind, policy) for kind in told} if fits else {},
             "rows": len(np.unique(np.log(np.maximum(sizes, _TINY)).round(DIGITS))),
         }
 
-    def _rounded_to(self, source: Source, kind: str, policy: str) -> str:
+    def _rounded_to(self, source: Source, tap: taps.Tap, span: Sequence[str], kind: str, policy: str) -> str:
         """What a kind of operand is rounded to."""
+        if not span and kind == self._kind(tap):
+            return self._label(source, tap, policy)
         return rounding_type(policy, kind, source.stored, source.reading)
 
     def _printed(self, found: _Looked) -> Printed | None:
@@ -276,17 +279,18 @@ class Judge:
             rounding_type(NATIVE, kind, source.stored).startswith("Q8") for kind in kinds
         )
 
-    def _facts(self, found: _Looked, before: Sequence[Finding]) -> tuple[Fact, ...]:
+    def _facts(self, found: _Looked, limit: float, before: Sequence[Finding]) -> tuple[Fact, ...]:
         """What the errors of the first taps of each kind look like that may be wrong; other layers' are most likely
-        the same.
+        the same. ``limit``: the NMSE that rounding may leave.
         """
         source, tap = found.source, found.seen.tap
         same = (f.measured.get(source.name) for f in before if f.tap.kind.word == tap.kind.word)
-        if sum(each is not None and bool(each.facts) for each in same) >= DESCRIBED or tap.name in source.trace.known:
+        described_before = sum(each is not None and not each.held[SURE].fits for each in same)
+        if described_before >= DESCRIBED or tap.name in source.trace.known:
             return ()
         lane = found.fitted.typical(found.seen, source)
         dim = self.sizes.get("dim_v" if "dim_v" in tap.kind.axes[-1] else "dim")
-        limit = max(found.bounds.match, found.bounds.hiding().whole)
+        limit = max(found.bounds.match, limit)
         return described(found.seen, source, lane, limit, rope=self._rope(tap), dim=dim)
 
     def _label(self, source: Source, tap: taps.Tap, policy: str) -> str:

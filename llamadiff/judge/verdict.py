@@ -105,7 +105,7 @@ def _of_values(m: Measured, evidence: Evidence) -> Ruling:
 def _allowance(m: Measured, evidence: Evidence) -> tuple[str, Held]:
     """The widest allowance that the engine has a right to, by what it has shown."""
     if not m.span:
-        known = any(each in evidence.exact for each in m.labels.items())
+        known = (m.product, m.label) in evidence.exact
         way = SURE if known or VARIANTS not in m.held else VARIANTS
         return way, m.held[way]
     allowed = [SURE, *(way for way in m.held if way != SURE and evidence.rounds_some(m.kinds, way))]

@@ -141,10 +141,10 @@ class Comparison(Sides, Judged):
     """
 
     verdict: str
-    reasons: tuple[Reason, ...]
     headline: str
     proof: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     arithmetics: Mapping[str, str] = field(default_factory=dict)
     profile: tuple[str, ...] = ()
     engine: EngineUsed | None = None

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Graph = Callable[[], Runnable | None]
-LEAST = 2e10  # multiply-adds for the diagnosis of a small model
+LEAST = 5e10  # multiply-adds for the diagnosis of a small model
 TIMES = 2.0  # as many as the pass over a larger one takes
 THOROUGH = 1e11  # where known bugs are replayed through any span
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from llamaref import Weights
 
-from llamadiff.judge.verdict import MATCH, NOISE, UNCHECKED, of_tensors
+from llamadiff.judge.verdict import MATCH, NOISE, UNCHECKED, of_check, of_tensors
 from llamadiff.weights.distance import Distance
 from llamadiff.weights.statistics import TensorStats
 
@@ -49,7 +49,8 @@ class TensorRow:
     @classmethod
     def of(cls, weights: Weights, name: str, verdict: str = "") -> TensorRow:
         """What the file says of a tensor."""
-        return cls(name, weights.type(name), weights.shape(name), weights.stored(name).nbytes, verdict=verdict)
+        kind, size = weights.type(name), weights.stored(name).nbytes
+        return cls(name, kind, weights.shape(name), size, verdict=verdict or of_check(False))
 
 
 @dataclass(frozen=True)

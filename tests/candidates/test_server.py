@@ -22,11 +22,11 @@ from llamadiff.candidates.http import KEY
 from llamadiff.candidates.server import POSITIONS, Question, as_trace, ask, beginnings, chosen, matches
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.judge.verdict import RIGHT
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.system.progress import silent
 from llamadiff.trace.taps import LOGITS
 from llamadiff.verbs.verbs import compare
-from llamadiff.words.server import RIGHT
 
 pytestmark = needs("node")
 

@@ -425,7 +425,7 @@ def test_nothing_from_a_file_is_obeyed() -> None:
     )
     settings = {"type_k": HOSTILE}
     its = comparison(
-        [replace(bad, verdict=WRONG, baseline_local=local(0.5))], headline=HOSTILE, missing=(HOSTILE,),
+        [replace(bad, verdict="wrong", baseline_local=local(0.5))], headline=HOSTILE, missing=(HOSTILE,),
         model={"file": HOSTILE, "architecture": [HOSTILE], "layers": HOSTILE, "weight_types": {HOSTILE: HOSTILE}},
         tokens=((1, HOSTILE),), baseline={"name": HOSTILE, "version": HOSTILE, "settings": settings},
         candidate={"name": {HOSTILE: 1}, "settings": HOSTILE}, logits=logits(False, HOSTILE),

@@ -143,7 +143,7 @@ def test_what_fails_is_made_as_short_as_still_fails(monkeypatch):
     monkeypatch.setattr(Shortening, "_run", fails)
     schedule = next(each for seed in range(50)
                     if fails(None, each := at_random(120, seed, 96, Abilities())).faults)  # fmt: skip
-    short = Shortening(Request("m"), 96, 60.0).of(schedule, fails(None, schedule))
+    short = Shortening(Request("m"), 96, 200).of(schedule, fails(None, schedule))
     steps, _ = short.realized()
     assert [step.call for step in steps] == [NEW, DECODE, COPY, DECODE]
     assert [len(step.tokens) for step in steps] == [0, 1, 0, 1]

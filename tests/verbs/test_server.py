@@ -16,12 +16,11 @@ from optional import needs
 from servers import mistakes, started
 
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.judge.verdict import UNCHECKED, WRONG
+from llamadiff.judge.verdict import RIGHT, UNCHECKED, WRONG
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.result.comparison import Comparison
 from llamadiff.verbs import server as judge
 from llamadiff.verbs.verbs import compare
-from llamadiff.words.server import RIGHT
 
 pytestmark = needs("node")
 

@@ -17,11 +17,10 @@ from models.options import OPTIONS
 from models.tokenized import with_tokenizer
 
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.judge.verdict import NOISE, WRONG
+from llamadiff.judge.verdict import NOISE, RIGHT, WRONG
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.result.comparison import Comparison
 from llamadiff.verbs.verbs import compare
-from llamadiff.words.server import RIGHT
 
 pytestmark = pytest.mark.slow
 TEXTS = (
