@@ -10,15 +10,20 @@ from math import prod
 from llamadiff.ggml.graph import Graph, GraphNode
 
 ONE = 1e6  # multiply-adds in the time that it takes to begin a node, however small
+CONFIRMING, CONFIRMING_SECONDS = 2e10, 5.0  # multiply-adds, or seconds, after a search, for what it found
 VALUE = 8.0  # multiply-adds in the time that a value takes of an op that is no product
 
 
 @dataclass
 class Budget:
-    """What is left to be computed, in multiply-adds; or ``until`` a time (time.perf_counter) that a user gave."""
+    """What is left to be computed, in multiply-adds; or ``until`` a time (time.perf_counter) that a user gave.
+
+    What is spent of one ``within`` another is spent of that too.
+    """
 
     left: float
     until: float = math.inf
+    within: Budget | None = None
 
     @classmethod
     def of_seconds(cls, seconds: float) -> Budget:
@@ -29,9 +34,18 @@ class Budget:
     def is_spent(self) -> bool:
         return self.left <= 0 or time.perf_counter() > self.until
 
+    def beyond(self) -> Budget:
+        """This one, and a little more, to confirm what was found."""
+        return Budget(self.left + CONFIRMING, self.until + CONFIRMING_SECONDS, self)
+
     def spend(self, node: GraphNode, graph: Graph, values: int) -> None:
         """A node was computed: so many values."""
-        self.left -= ONE + values * _of_each(node, graph)
+        self._take(ONE + values * _of_each(node, graph))
+
+    def _take(self, work: float) -> None:
+        self.left -= work
+        if self.within is not None:
+            self.within._take(work)
 
 
 def _of_each(node: GraphNode, graph: Graph) -> float:

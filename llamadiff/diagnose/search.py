@@ -21,7 +21,6 @@ from llamadiff.judge.fit import PARTLY
 from llamadiff.numerics.policies import F32, ROUGH
 from llamadiff.numerics.rounding_tap import Carrier
 
-CONFIRMING = 1e10  # multiply-adds after a search, for what it found
 EXPLAINS = 0.01  # what a fit may leave of the right op's error
 VARIES = 0.05  # the same of a way of rounding: a value on the edge between two steps may go either way
 MOST = 0.5  # the same, where noise is as large: in 16 bits many values are on edges
@@ -98,7 +97,7 @@ def search(case: Case, right: float, budget: Budget, pairs: bool = True, by_drop
     except NotRecordedError:
         return Outcome()
     right = max(right, _error(case, base)) if len(case.carrier.ways) == 1 else right
-    case = replace(_with_limits(case, right), budget=Budget(CONFIRMING))
+    case = replace(_with_limits(case, right), budget=budget.beyond())
     quick, bare = _quickly(replace(case, budget=budget), base, right)
     tried: list[Fit] = []
     # of a span, bugs in all ops of a kind before those in one: an engine has one function for an op
