@@ -58,13 +58,13 @@ class Measured:
     """A tap against what the engine computes from the same trace's inputs, under the arithmetic that fits best.
 
     ``label`` is what that rounds to; ``limit`` the NMSE that right arithmetic has; ``even``: no value, row or whole is
-    beyond it. ``held``: the allowances that were tried, by SURE, VARIANTS or a policy; ``spread``: the NMSE by which
-    the policies that were tried lie apart. ``seen``: policies that the tap shows; ``unseen``: those that it refutes;
-    others were not tried, or cannot be told. ``followed``: how far a span's errors go with those of each policy's
-    rounding, in standard deviations of chance. ``labels``: what each kind of operand is rounded to if the tap is right,
-    as far as it tells, in ``rows`` that differ. ``kinds``: what its ops multiply by, or are; ``product``: the
-    first, of a product alone. ``blind``: it rounds to
-    eight bits, and nobody knows how. ``own``: llama.cpp's. The other fields are those of a Local.
+    beyond it. ``held``: the allowances that were tried, by SURE, VARIANTS or a policy; ``apart``: by policy, the NMSE
+    by which it differs from the one that rounds least. ``seen``: policies that the tap shows; ``unseen``: those that it
+    refutes; others were not tried, or cannot be told. ``followed``: how far a span's errors go with those of each
+    policy's rounding, in standard deviations of chance. ``labels``: what each kind of operand is rounded to if the tap
+    is right, as far as it tells, in ``rows`` that differ. ``kinds``: what its ops multiply by, or are; ``product``: the
+    first, of a product alone. ``blind``: it rounds to eight bits, and nobody knows how. ``own``: llama.cpp's. The other
+    fields are those of a Local.
     """
 
     nmse: float
@@ -74,7 +74,7 @@ class Measured:
     even: bool
     held: Mapping[str, Held]
     least: float = 0.0
-    spread: float = 0.0
+    apart: Mapping[str, float] = field(default_factory=dict)
     seen: frozenset[str] = frozenset()
     unseen: frozenset[str] = frozenset()
     followed: Mapping[str, float] = field(default_factory=dict)

@@ -217,7 +217,7 @@ class Judge:
         measured = Measured(
             nmse=errors.nmse, per_token=errors.per_row, label=self._label(source, tap, fitted.policy),
             limit=found.bounds.match, even=even, held=held, least=fitted.least,
-            spread=0.0 if is_match else noise.spread, span=span, token=worst.token, index=worst.index,
+            apart={} if is_match else noise.apart(), span=span, token=worst.token, index=worst.index,
             expected=worst.baseline, recorded=worst.candidate, own=source.name == "baseline",
             rough=noise.rough(errors.rows) if span and not is_match else Rough(), printed=self._printed(found),
             followed=followed, blind=self._is_blind(source, span, tap),

@@ -112,11 +112,11 @@ class TapNoise:
         apart = [self._errors(lane) for lane in (self._exact, *self._arithmetics.values()) if lane is not self.expected]
         return fit.is_certain(errors, apart, self.expected.reference(), WHOLE * self.match + OWN * 2 * kept)
 
-    @property
-    def spread(self) -> float:
-        """The NMSE by which the arithmetics lie apart."""
-        apart = [float(values.errors(self._exact).sum()) for values in self._arithmetics.values()]
-        return metrics.ratio(max(apart, default=0.0), float(self._exact.reference().sum()))
+    def apart(self) -> dict[str, float]:
+        """The NMSE by which each arithmetic differs from the one that rounds least."""
+        size = float(self._exact.reference().sum())
+        sums = {policy: float(values.errors(self._exact).sum()) for policy, values in self._arithmetics.items()}
+        return {policy: metrics.ratio(error, size) for policy, error in sums.items()}
 
     def followed(self) -> dict[str, float]:
         """How far a tap's errors go with the rounding errors of each arithmetic, in standard deviations of chance.

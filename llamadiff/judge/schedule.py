@@ -7,12 +7,11 @@ what was left out: a lane that was not tried says nothing (evidence.py), and whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Part, Runnable
@@ -22,7 +21,7 @@ from llamadiff.numerics.policies import NATIVE, READ, READ_SHAKEN
 from llamadiff.trace.metadata import Info
 
 Array = NDArray[Any]
-BEYOND = 1000.0  # times as far as arithmetics lie apart at the same op of another layer: none of them reaches there
+BEYOND = 1000.0  # times as far as, or nearer than, an arithmetic is at the same op of another layer: it is not that
 
 
 class Schedule:
@@ -31,8 +30,8 @@ class Schedule:
     def __init__(self, replay: Replay, model: Runnable, info: Info) -> None:
         self.replay, self.every, self.sources = replay, replay.lanes, replay.sources
         self._new_step = partial(model.engine.step, info.tokens, info.positions, tap=replay)
-        self._spreads: dict[tuple[str, str], float] = {}  # by source and word: how far apart all lanes were
-        self._stays: set[str] = set()  # sources whose lanes are all kept
+        self._apart: dict[tuple[str, str], Mapping[str, float]] = {}  # by source and word, as all lanes showed it once
+        self._kept: dict[str, set[str]] = {name: set() for name in self.sources}  # policies that are not left out again
         self._judged = 0  # findings before the present part
 
     def run(self, parts: Sequence[Part], first: Sequence[Lane] | None = None) -> Array:
@@ -50,14 +49,16 @@ class Schedule:
         return x
 
     def _fitting(self, part: Part, x: Array) -> Array:
-        """What a part makes of x. Where lanes that were left out might fit, it is run again with all."""
+        """What a part makes of x. Where lanes that were left out might fit, it is run again with these."""
         self._judged = len(self.replay.findings)
         while True:
             y = part.run(x, self._step)
-            if not self._misfits():
+            wanted = self._wanted()
+            if not wanted:
                 return y
             del self.replay.findings[self._judged :]
-            x = self._carried(self.every, x)
+            lanes = self.replay.lanes
+            x = self._carried([lane for lane in self.every if lane in lanes or lane in wanted], x)
 
     def _narrowed(self, part: Part, x: Array) -> Array:
         """What the next part begins with: the lanes that it needs, by what this one showed."""
@@ -76,29 +77,30 @@ class Schedule:
         self._step = self._new_step()
         return x[places]
 
-    def _misfits(self) -> bool:
-        """Whether lanes that were left out might have fitted the present part's taps.
+    def _wanted(self) -> set[Lane]:
+        """The lanes that were left out, and might have fitted the present part's taps.
 
-        Where all lanes were tried and none fitted, they are kept; but for an error that is so much larger than these
-        lie apart that none could make it. Over spans they also measure the noise.
+        An arithmetic might not that differs from those that were tried by very much more, or less, than the tap does,
+        as the same op of another layer showed. Over spans all lanes measure the noise.
         """
-        again = False
+        wanted = set[Lane]()
         for finding in self.replay.findings[self._judged :]:
             for name, measured in finding.measured.items():
-                kind = (name, finding.tap.kind.word)
                 if measured.is_match:
                     continue
-                if not self._is_short(name):
-                    self._spreads[kind] = max(measured.spread, self._spreads.get(kind, 0.0))
-                    if measured.span or not measured.nmse > BEYOND * self._spreads[kind]:
-                        self._stays.add(name)
-                elif measured.span or not measured.nmse > BEYOND * self._spreads.get(kind, np.inf):
-                    again = True
-        return again
+                kind, missing = (name, finding.tap.kind.word), self._left_out(name)
+                if not missing:
+                    self._apart.setdefault(kind, measured.apart)
+                apart = {} if measured.span else self._apart.get(kind, {})
+                tried = [lane.policy for lane in self.replay.lanes if lane.source == name and not lane.shaken]
+                able = {lane for lane in missing if _might(measured.nmse, apart, lane, tried)}
+                self._kept[name] |= {lane.policy for lane in (self.every if measured.span else able)}
+                wanted |= able
+        return wanted
 
-    def _is_short(self, name: str) -> bool:
-        """Whether lanes of a source are left out."""
-        return sum(lane.source == name for lane in self.replay.lanes) < sum(lane.source == name for lane in self.every)
+    def _left_out(self, name: str) -> set[Lane]:
+        """The lanes of a source that are not run now."""
+        return {lane for lane in self.every if lane.source == name} - {*self.replay.lanes}
 
     def _settled(self, source: Source, part: Part) -> list[Lane]:
         """The lanes of a source that the parts after this one need: the fewest that fitted whatever fits."""
@@ -109,7 +111,7 @@ class Schedule:
         needed = {policies for phases in shown for policies in phases if policies}
         if not needed:
             return own
-        policies = {*_cover([lane.policy for lane in own], needed)}
+        policies = {*_cover([lane.policy for lane in own], needed)} | self._kept[source.name]
         if source.reading:  # which fits nothing to the last bit, and is the engine's all the same
             policies |= {own[0].policy, READ, READ_SHAKEN}
         return [lane for lane in own if lane.policy in policies]
@@ -122,7 +124,13 @@ class Schedule:
 
     def _can_leave_out(self, source: Source, part: Part) -> bool:
         """Whether a source's lanes all go on from a part with the same values, and none measures noise."""
-        return source.is_whole(part.end) and not source.is_rough and source.name not in self._stays
+        return source.is_whole(part.end) and not source.is_rough
+
+
+def _might(nmse: float, apart: Mapping[str, float], lane: Lane, tried: Iterable[str]) -> bool:
+    """Whether a lane may fit a tap that is so far from what was ``tried``; it may if nobody knows how far those are."""
+    distances = [max(apart.get(lane.policy, 0.0), apart.get(policy, 0.0)) for policy in tried]
+    return not apart or lane.shaken or any(other * BEYOND >= nmse >= other / BEYOND for other in distances)
 
 
 def lanes_of(sources: Sequence[Source], weight_types: set[str]) -> list[Lane]:
