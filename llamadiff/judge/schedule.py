@@ -88,19 +88,17 @@ class Schedule:
             for name, measured in finding.measured.items():
                 if measured.is_match:
                     continue
-                kind, missing = (name, finding.tap.kind.word), self._left_out(name)
+                own = [lane for lane in self.every if lane.source == name]
+                missing, kind = {*own} - {*self.replay.lanes}, (name, finding.tap.kind.word)
                 if not missing:
                     self._apart.setdefault(kind, measured.apart)
                 apart = {} if measured.span else self._apart.get(kind, {})
-                tried = [lane.policy for lane in self.replay.lanes if lane.source == name and not lane.shaken]
-                able = {lane for lane in missing if _might(measured.nmse, apart, lane, tried)}
-                self._kept[name] |= {lane.policy for lane in (self.every if measured.span else able)}
-                wanted |= able
+                tried = [lane.policy for lane in own if lane not in missing and not lane.shaken]
+                able = {lane for lane in own if _might(measured.nmse, apart, lane, tried)}
+                wanted |= able & missing
+                if not able & missing:  # nor did these fit: they might, elsewhere
+                    self._kept[name] |= {lane.policy for lane in able}
         return wanted
-
-    def _left_out(self, name: str) -> set[Lane]:
-        """The lanes of a source that are not run now."""
-        return {lane for lane in self.every if lane.source == name} - {*self.replay.lanes}
 
     def _settled(self, source: Source, part: Part) -> list[Lane]:
         """The lanes of a source that the parts after this one need: the fewest that fitted whatever fits."""
@@ -129,7 +127,8 @@ class Schedule:
 
 def _might(nmse: float, apart: Mapping[str, float], lane: Lane, tried: Iterable[str]) -> bool:
     """Whether a lane may fit a tap that is so far from what was ``tried``; it may if nobody knows how far those are."""
-    distances = [max(apart.get(lane.policy, 0.0), apart.get(policy, 0.0)) for policy in tried]
+    others = [policy for policy in tried if policy != lane.policy]
+    distances = [max(apart.get(lane.policy, 0.0), apart.get(policy, 0.0)) for policy in others]
     return not apart or lane.shaken or any(other * BEYOND >= nmse >= other / BEYOND for other in distances)
 
 
