@@ -19,6 +19,7 @@ from llamadiff.numerics.policies import CACHES, MAY_ROUND, NATIVE, READ
 MATCH, NOISE, WRONG, UNCHECKED = "match", "noise", "wrong", "unchecked"
 SEVERITY = (MATCH, NOISE, UNCHECKED, WRONG)
 RIGHT = (MATCH, NOISE)
+PLAIN = "F32"  # what is rounded to nothing
 _ROUNDINGS = {NATIVE: "llama.cpp's rounding", READ: "the rounding that was read back"}
 NODES = 10.0  # times a match's limit that a node's noise may reach
 
@@ -138,7 +139,8 @@ def _of_span(m: Measured, evidence: Evidence, beyond: Reason, held: Held) -> Rul
         return Ruling(UNCHECKED, (beyond, reason), held, unclear=True)
     says = f"what any rounding of {what} leaves" if unknown else "what its ops leave, as other taps of their kinds show"
     reason = Reason("own error", error, limit + m.rough.kept, says)
-    return Ruling(WRONG, (beyond, reason), held, exact=not unknown)
+    exact = all(evidence.labels(kind) == {PLAIN} for kind in m.kinds)
+    return Ruling(WRONG, (beyond, reason), held, exact=exact)
 
 
 def followed(verdict: str, partial: str) -> Ruling:
