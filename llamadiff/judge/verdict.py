@@ -137,8 +137,9 @@ def _of_span(m: Measured, evidence: Evidence, beyond: Reason, held: Held) -> Rul
         says = f"what rounding may leave, and no tap shows how {what} are rounded"
         reason = Reason("own error", error, limit + m.rough.kept, says)
         return Ruling(UNCHECKED, (beyond, reason), held, unclear=True)
-    says = f"what any rounding of {what} leaves" if unknown else "what its ops leave, as other taps of their kinds show"
-    reason = Reason("own error", error, limit + m.rough.kept, says)
+    reason = Reason("own error", error, limit + m.rough.kept, f"what any rounding of {what} leaves")
+    if not unknown:
+        reason = replace(reason, limit=None, evidence="other taps show how all kinds of its ops round, and none so much")
     exact = all(evidence.labels(kind) == {PLAIN} for kind in m.kinds)
     return Ruling(WRONG, (beyond, reason), held, exact=exact)
 
