@@ -139,7 +139,9 @@ def _of_span(m: Measured, evidence: Evidence, beyond: Reason, held: Held) -> Rul
         return Ruling(UNCHECKED, (beyond, reason), held, unclear=True)
     reason = Reason("own error", error, limit + m.rough.kept, f"what any rounding of {what} leaves")
     if not unknown:
-        reason = replace(reason, limit=None, evidence="other taps show how all kinds of its ops round, and none so much")
+        reason = replace(
+            reason, limit=None, evidence="other taps show how all kinds of its ops round, and none so much"
+        )
     exact = all(evidence.labels(kind) == {PLAIN} for kind in m.kinds)
     return Ruling(WRONG, (beyond, reason), held, exact=exact)
 
