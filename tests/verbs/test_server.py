@@ -16,17 +16,16 @@ from optional import needs
 from servers import mistakes, started
 
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.judge.verdict import RIGHT, UNCHECKED, WRONG
+from llamadiff.judge.verdict import RIGHT
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.result.comparison import Comparison
-from llamadiff.verbs import server as judge
 from llamadiff.verbs.verbs import compare
 
 pytestmark = needs("node")
 
 TEXT = "Once upon a time there was a little girl named Lily.</s>\nShe"
 TURN = "Tell me a story.\nAbout a dog."
-WRONG, UNCHECKED = (WRONG,), (WRONG, UNCHECKED)
+WRONG, UNCHECKED = ("wrong",), ("wrong", "unchecked")
 OFF = "no known mistake, setting or file explains them"
 RIGHT_SAID = "the server's log-probabilities are right up to rounding"
 Servers = Callable[..., str]
@@ -92,13 +91,6 @@ CHEAP = (
     "rope-scaling",
     "requantized-q4_0",
 )  # nothing is searched for
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search ends when it is through, not when a busy machine's time is up."""
-    monkeypatch.setattr(judge, "SECONDS", 600.0)
-    monkeypatch.setattr(judge, "TRIALS", 600.0)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +189,7 @@ def test_token_ids_that_no_known_mistake_makes(served):
     """As mistral.rs has them: what follows the text is not what follows the file's ids."""
     with between(served("--api", "openai"), request=as_unigram) as url:
         result = judged(url, text="Once upon a time")
-    assert result.verdict == WRONG
+    assert result.verdict == "wrong"
     assert result.headline.startswith("the server has other token ids for the prompt")
 
 
