@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -310,8 +310,3 @@ def _short(local: Local) -> bool:
 
 def _word(tap: str) -> str:
     return tap.rsplit("-", 1)[0]
-
-
-def ways_of(diagnoses: Iterable[Diagnosis]) -> dict[str, str]:
-    """Taps that a harmless way of computing explains -> the way."""
-    return {tap: d.causes[0].says for d in diagnoses if d.harmless for tap in d.taps}

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from llamadiff.judge.measured import Measured
-from llamadiff.numerics.policies import READ
+from llamadiff.judge.measurement import TapMeasurement
+from llamadiff.numerics.policies import NATIVE, READ
 
 SELDOM = 4.5  # standard deviations: what chance exceeds one time in 300,000
 ROWS = 3  # rows that differ, and are exact: a scale that is cut off is the rounded one in every second block
 
 
-class Shown(Enum):
+class RoundingState(Enum):
     """What is known of one rounding of one kind of operand."""
 
     SEEN = "seen"
@@ -38,31 +38,32 @@ class Evidence:
     assumed: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, measured: Iterable[Measured], assumed: Iterable[str] = ()) -> Evidence:
+    def of(cls, measured: Iterable[TapMeasurement], assumed: Iterable[str] = ()) -> Evidence:
         """``assumed``: policies that the engine is known to have, whatever its taps show."""
         exact, rounds, others = Counter[tuple[str, str]](), set[tuple[str, str]](), set[tuple[str, str]]()
-        followed = defaultdict[tuple[str, str], list[float]](list)
-        for tap in measured:
-            if tap.is_match:
-                exact.update(dict.fromkeys(tap.labels.items(), tap.rows))
+        correlation = defaultdict[tuple[str, str], list[float]](list)
+        for measurement in measured:
+            tap = measurement.evidence
+            if measurement.is_match:
+                exact.update(dict.fromkeys(tap.labels.items(), tap.distinct_rows))
             rounds |= {(kind, policy) for kind in tap.kinds for policy in tap.seen}
             others |= {(kind, policy) for kind in tap.kinds for policy in tap.unseen}
-            for policy, far in tap.followed.items():
+            for policy, deviations in tap.rounding_correlation.items():
                 for kind in tap.kinds:
-                    followed[kind, policy].append(far)
-        rounds |= {each for each, far in followed.items() if sum(far) > SELDOM * len(far) ** 0.5}
+                    correlation[kind, policy].append(deviations)
+        rounds |= {each for each, found in correlation.items() if sum(found) > SELDOM * len(found) ** 0.5}
         sure = frozenset(each for each, count in exact.items() if count >= ROWS)
         return cls(sure, frozenset(rounds), frozenset(others), frozenset(assumed))
 
-    def of_policy(self, kind: str, policy: str) -> Shown:
+    def of_policy(self, kind: str, policy: str) -> RoundingState:
         """Whether operands of a kind are rounded so. One tap that shows it counts for more than those that do not."""
         if policy in self.assumed or (kind, policy) in self.rounds:
-            return Shown.SEEN
-        return Shown.UNSEEN if (kind, policy) in self.others else Shown.UNTRIED
+            return RoundingState.SEEN
+        return RoundingState.UNSEEN if (kind, policy) in self.others else RoundingState.UNTRIED
 
     def rounds_some(self, kinds: Iterable[str], policy: str) -> bool:
         """Whether operands of one of these kinds were seen to be rounded so."""
-        return policy in self.assumed or any(self.of_policy(kind, policy) is Shown.SEEN for kind in kinds)
+        return policy in self.assumed or any(self.of_policy(kind, policy) is RoundingState.SEEN for kind in kinds)
 
     def labels(self, kind: str) -> frozenset[str]:
         """What operands of a kind were seen to be rounded to, to the last bit."""
@@ -78,6 +79,6 @@ class Evidence:
         return bool(self.others)
 
 
-def assumed_of(reads: bool, own: bool, native: str) -> frozenset[str]:
+def assumed_of(reads: bool, of_llama_cpp: bool) -> frozenset[str]:
     """What needs not be shown: what was read back from an engine, and llama.cpp's own arithmetic of llama.cpp."""
-    return frozenset({READ} if reads else ()) | frozenset({native} if own else ())
+    return frozenset([*[READ] * reads, *[NATIVE] * of_llama_cpp])

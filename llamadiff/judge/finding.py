@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llamadiff.judge.measured import Measured
+from llamadiff.judge.measurement import TapMeasurement
 from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.judge.verdict import Reason
 from llamadiff.numerics import metrics
@@ -60,7 +60,7 @@ class Finding:
 
     tap: taps.Tap
     shape: tuple[int, ...]
-    measured: Mapping[str, Measured]  # by source
+    measured: Mapping[str, TapMeasurement]  # by source
     local: Mapping[str, Local] = field(default_factory=dict)  # by source
     stats: Mapping[str, metrics.Stats]  # by source, and "engine" for the free run
     drift: metrics.Difference | None  # candidate (or the free run) against the baseline

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from llamadiff.judge.measured import Measured
+    from llamadiff.judge.measurement import TapMeasurement
 
 Array = NDArray[Any]
 
@@ -27,7 +27,9 @@ def open_places(right: Array, masks: bool) -> Array | None:
     return None if judged.all() else ~judged
 
 
-def qualified(measured: Measured, recorded: Array, right: Array, opened: Array | None, axis: int) -> Measured:
+def qualified(
+    measured: TapMeasurement, recorded: Array, right: Array, opened: Array | None, axis: int
+) -> TapMeasurement:
     """What was measured in the places that are not open, and how many values are not finite where the right ones are;
     both arrays are zero in the other places. ``axis`` runs over tokens.
     """
@@ -47,7 +49,7 @@ def qualified(measured: Measured, recorded: Array, right: Array, opened: Array |
     )
 
 
-def _broken(measured: Measured, recorded: Array, right: Array, broken: Array, axis: int) -> Measured:
+def _broken(measured: TapMeasurement, recorded: Array, right: Array, broken: Array, axis: int) -> TapMeasurement:
     """The same with the first of the values that are not finite as the worst one."""
     index = tuple(int(i) for i in np.unravel_index(int(broken.argmax()), broken.shape))
     rows = np.asarray(_rows(broken, axis).any(axis=1))

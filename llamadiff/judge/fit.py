@@ -18,7 +18,7 @@ Array = NDArray[Any]
 EXACT = 1e-13  # NMSE of a row: closer fits say no more
 DISTINCT = 10.0  # how many times an exact fit's limit another arithmetic must miss a row by, to be told from it
 PARTLY = 0.8  # of float32's error: an arithmetic that leaves less is a part of what the engine does
-ALIKE = 5.0  # noise of the same kind: within this factor either way
+DIGITS = 3  # decimals of the logarithm of a row's squares: rows that differ less are alike
 
 
 def nearest(errors: Sequence[Array], sizes: Array, kept: float = 0.0) -> int:
@@ -44,13 +44,9 @@ def is_certain(own: Array, others: Sequence[Array], sizes: Array, match: float) 
     return bool(((own <= match * sizes) & (apart > DISTINCT * match * sizes)).any())
 
 
-def alike(error: float, spreads: Sequence[float]) -> int | None:
-    """Which rounding leaves about this error, of those whose distance from float32 is given; None: none does."""
-    if not error > 0:
-        return None
-    apart = [abs(np.log(spread / error)) if 0 < spread < np.inf else np.inf for spread in spreads]
-    best = int(np.argmin(apart)) if apart else 0
-    return best if apart and apart[best] <= np.log(ALIKE) else None
+def count_distinct(sizes: Array) -> int:
+    """How many rows differ, by the sums of their squares: tokens that are alike show the same."""
+    return len(np.unique(np.log(np.maximum(sizes, np.finfo(np.float64).tiny)).round(DIGITS)))
 
 
 @dataclass(frozen=True)

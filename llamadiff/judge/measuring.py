@@ -16,10 +16,19 @@ from llamadiff.judge.by_sketch import Sketched
 from llamadiff.judge.compared import Compared, Errors
 from llamadiff.judge.finding import Finding, Tried
 from llamadiff.judge.finiteness import qualified
-from llamadiff.judge.fit import Fitted
+from llamadiff.judge.fit import Fitted, count_distinct
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Source
-from llamadiff.judge.measured import SURE, VARIANTS, Held, Measured, Printed, Rough
-from llamadiff.judge.noise import DIGITS, SHAKEN, TapNoise
+from llamadiff.judge.measurement import (
+    SURE,
+    VARIANTS,
+    AllowedError,
+    Printed,
+    TapEvidence,
+    TapMeasurement,
+    UnknownRounding,
+    matches,
+)
+from llamadiff.judge.noise import SHAKEN, TapNoise
 from llamadiff.judge.pattern.described import described
 from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.judge.sketching import drift_from, stats_of
@@ -42,7 +51,6 @@ from llamadiff.trace.sketch import RowSketch
 
 Array = NDArray[Any]
 DESCRIBED = 3  # wrong taps of a kind whose errors are described
-_TINY = float(np.finfo(np.float64).tiny)
 APART = 10.0  # an arithmetic that misses a product by so many times as much as another is not the engine's
 
 
@@ -111,7 +119,7 @@ class Judge:
             stated=self._stated(seen),
         )
 
-    def _sketched(self, tap: taps.Tap, source: Source, found: Sketched, span: tuple[str, ...]) -> Measured:
+    def _sketched(self, tap: taps.Tap, source: Source, found: Sketched, span: tuple[str, ...]) -> TapMeasurement:
         """A match in numbers, and what it shows of its source's arithmetic."""
         policy = found.policies[-1]
         label, match = self._label(source, tap, policy), self._match(source, tap, policy)
@@ -119,11 +127,11 @@ class Judge:
         fits = found.fitting(match, self.phases)[-1]
         missed = frozenset(name for name, errors in found.errors.items() if errors.sum() > most)
         per_row, hiding = found.per_row, unseen(match)
-        return Measured(
-            nmse=found.nmse, per_token=per_row, label=label, limit=match, even=True, least=found.nmse,
-            held={SURE: Held(True, match, hiding.row, hiding.value)}, span=span, token=int(np.argmax(per_row)),
-            sketched=True, own=source.name == "baseline",
-            **self._shows(source, tap, span, policy, fits, missed, found.sizes),
+        return TapMeasurement(
+            nmse=found.nmse, per_token=per_row, label=label, limit=match, is_even=True, least=found.nmse,
+            allowances={SURE: AllowedError(True, match, hiding.row, hiding.value)}, span=span,
+            token=int(np.argmax(per_row)), sketched=True,
+            evidence=self._evidence(source, tap, span, policy, fits, missed, found.sizes),
         )  # fmt: skip
 
     def match_of(self, source: Source, tap: taps.Tap) -> float:
@@ -197,31 +205,31 @@ class Judge:
         bounds = Allowance(right, match, lambda: noise.sure, source.precision_of(tap.name), *besides)
         return _Looked(source, seen, fitted, Errors.of(seen.told(source, right), right), noise, bounds)
 
-    def _measured(self, found: _Looked, before: Sequence[Finding]) -> Measured:
+    def _measured(self, found: _Looked, before: Sequence[Finding]) -> TapMeasurement:
         """What was seen in numbers, in view of what is not finite."""
         source, seen, errors, fitted, noise = found.source, found.seen, found.errors, found.fitted, found.noise
-        tap, span = seen.tap, tuple(noise.span)
-        even = found.bounds.is_even(errors.rows, errors.largest)
-        held = dict(found.allowances(even))
-        is_match = even or (errors.nmse <= found.bounds.match and held[SURE].fits)
+        tap, span, match = seen.tap, tuple(noise.span), found.bounds.match
+        is_even = found.bounds.is_even(errors.rows, errors.largest)
+        allowances = dict(found.allowances(is_even))
+        is_match, sure = matches(is_even, errors.nmse, match, allowances), allowances[SURE]
+        fits = fitted.policies(match)[-1] if is_match else frozenset[str]()
         most = max(APART * float(errors.rows.sum()), found.bounds.whole)
-        followed = {} if is_match or not span or source.name == "baseline" else noise.followed()
-        shows = self._shows(
-            source, tap, span, fitted.policy,
-            fitted.policies(found.bounds.match)[-1] if is_match else frozenset(),
-            frozenset(fitted.missed(most)) if held[SURE].fits else frozenset(), fitted.sizes,
-        )  # fmt: skip
-        if span and not is_match and noise.is_certain:
-            shows["seen"] |= {fitted.policy} - {F32}
-        worst = errors.worst
-        measured = Measured(
-            nmse=errors.nmse, per_token=errors.per_row, label=self._label(source, tap, fitted.policy),
-            limit=found.bounds.match, even=even, held=held, least=fitted.least,
-            apart={} if is_match else noise.apart(), span=span, token=worst.token, index=worst.index,
-            expected=worst.baseline, recorded=worst.candidate, own=source.name == "baseline",
-            rough=noise.rough(errors.rows) if span and not is_match else Rough(), printed=self._printed(found),
-            followed=followed, blind=self._is_blind(source, span, tap),
-            facts=() if held[SURE].fits else self._facts(found, held.get(VARIANTS, held[SURE]).whole, before), **shows,
+        missed = frozenset(fitted.missed(most) if sure.fits else ())
+        evidence = self._evidence(source, tap, span, fitted.policy, fits, missed, fitted.sizes)
+        if span and not is_match:
+            certain = frozenset({fitted.policy} if noise.is_certain else ()) - {F32}
+            correlation = noise.rounding_correlation() if source.name != "baseline" else {}
+            evidence = replace(evidence, seen=evidence.seen | certain, rounding_correlation=correlation)
+        worst, facts_limit = errors.worst, allowances.get(VARIANTS, sure).whole
+        measured = TapMeasurement(
+            nmse=errors.nmse, per_token=errors.per_row, label=self._label(source, tap, fitted.policy), limit=match,
+            is_even=is_even, allowances=allowances, evidence=evidence, least=fitted.least,
+            policy_distances={} if is_match else noise.policy_distances(),
+            unknown_rounding=noise.unknown_rounding(errors.rows) if span and not is_match else UnknownRounding(),
+            printed=self._printed(found), unknown_q8=self._is_of_unknown_q8(source, span, tap),
+            span=span, token=worst.token, index=worst.index,
+            expected=worst.baseline, recorded=worst.candidate,
+            facts=() if sure.fits else self._facts(found, facts_limit, before),
         )  # fmt: skip
         values, opened = seen.values(source.name, source, ranked=True), seen.opened(source)
         if values.finite and opened is None:
@@ -230,31 +238,28 @@ class Judge:
         recorded, right = (seen.comparable(side, source, ranked=True) for side in sides)
         return qualified(measured, recorded, right, opened, tap.row_axis)
 
-    def _shows(
+    def _evidence(
         self, source: Source, tap: taps.Tap, span: tuple[str, ...], policy: str, fits: frozenset[str],
         missed: frozenset[str], sizes: Array,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> TapEvidence:  # fmt: skip
         """What a tap tells of its source's arithmetic, if the policies in ``fits`` fit it and those ``missed`` do not.
 
         ``sizes``: the squares of its rows. Values of 16 bits tell nothing of ops that may have those, nor does one
         token of attention, in which nothing is turned or weighed.
         """
         kinds = self._kinds(source, span, tap)
-        alone = len(self.positions) < 2
-        fine = source.name != "baseline" and source.precision_of(tap.name) == F32
-        told = [
-            kind for kind in kinds
-            if not (kind in MAY_ROUND and not fine) and not (kind in (*CACHES, *IN_ATTENTION) and alone)
-        ]  # fmt: skip
-        apart = frozenset(fits) if F32 in missed else frozenset()
-        return {
-            "kinds": kinds,
-            "seen": apart - {F32},
-            "unseen": missed - fits,
-            "product": self._kind(tap) if source.multiplies(tap) and not span else None,
-            "labels": {kind: self._rounded_to(source, tap, span, kind, policy) for kind in told} if fits else {},
-            "rows": len(np.unique(np.log(np.maximum(sizes, _TINY)).round(DIGITS))),
-        }
+        silent = {*CACHES, *IN_ATTENTION} if len(self.positions) < 2 else set[str]()
+        if source.name == "baseline" or source.precision_of(tap.name) != F32:
+            silent |= {*MAY_ROUND}
+        labels = {kind: self._rounded_to(source, tap, span, kind, policy) for kind in kinds - silent} if fits else {}
+        return TapEvidence(
+            kinds=kinds,
+            product=self._kind(tap) if source.multiplies(tap) and not span else None,
+            seen=fits - {F32} if F32 in missed else frozenset(),
+            unseen=missed - fits,
+            labels=labels,
+            distinct_rows=count_distinct(sizes),
+        )
 
     def _rounded_to(self, source: Source, tap: taps.Tap, span: Sequence[str], kind: str, policy: str) -> str:
         """What a kind of operand is rounded to."""
@@ -272,7 +277,7 @@ class Judge:
         far, far_from_known = (found.noise.is_far(found.errors.rows, known) for known in (False, True))
         return Printed(slack, far, far_from_known)
 
-    def _is_blind(self, source: Source, span: Sequence[str], tap: taps.Tap) -> bool:
+    def _is_of_unknown_q8(self, source: Source, span: Sequence[str], tap: taps.Tap) -> bool:
         """Whether a tap's op, or one in its span, rounds to eight bits, and nobody knows how its ggml does that."""
         kinds = {*self._kinds(source, span, tap), self._kind(tap)}
         return source.stored.get("q8") == cpu.UNKNOWN and any(
@@ -285,7 +290,7 @@ class Judge:
         """
         source, tap = found.source, found.seen.tap
         same = (f.measured.get(source.name) for f in before if f.tap.kind.word == tap.kind.word)
-        described_before = sum(each is not None and not each.held[SURE].fits for each in same)
+        described_before = sum(each is not None and not each.allowances[SURE].fits for each in same)
         if described_before >= DESCRIBED or tap.name in source.trace.known:
             return ()
         lane = found.fitted.typical(found.seen, source)
@@ -354,16 +359,16 @@ class _Looked:
     noise: TapNoise
     bounds: Allowance
 
-    def allowances(self, even: bool) -> Iterator[tuple[str, Held]]:
-        """What the errors are held to; of those that are ``even``, the first will do."""
-        yield SURE, self._held(self.bounds)
-        if not even:
+    def allowances(self, is_even: bool) -> Iterator[tuple[str, AllowedError]]:
+        """What the errors are held to; of those that are even, the first will do."""
+        yield SURE, self._allowed(self.bounds)
+        if not is_even:
             for way, samples in self.noise.others():
-                yield way, self._held(replace(self.bounds, samples=partial(list, samples)))
+                yield way, self._allowed(replace(self.bounds, samples=partial(list, samples)))
 
-    def _held(self, bounds: Allowance) -> Held:
+    def _allowed(self, bounds: Allowance) -> AllowedError:
         errors = self.errors
         fits = bounds.is_even(errors.rows, errors.largest) or bounds.holds(errors.rows, errors.recorded)
         own_match = self.source.name == "baseline" and fits and errors.nmse <= bounds.match
         hiding = unseen(bounds.match) if own_match else bounds.hiding()  # llama.cpp's: no more than the table says
-        return Held(fits, hiding.whole, hiding.row, hiding.value)
+        return AllowedError(fits, hiding.whole, hiding.row, hiding.value)

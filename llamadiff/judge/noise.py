@@ -14,7 +14,7 @@ from llamadiff.judge import fit
 from llamadiff.judge.allowance import OWN, WHOLE, Sample
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.lanes import Source
-from llamadiff.judge.measured import VARIANTS, Rough
+from llamadiff.judge.measurement import VARIANTS, UnknownRounding
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.policies import (
     BF16,
@@ -34,7 +34,6 @@ Array = NDArray[Any]
 SHAKEN, SHAKEN_F32, VARIANT, FLIPPED = 2.0, 64.0, 0.02, 1.0
 FEWER = 10.0  # ratio of two sums of ten squares each that chance makes one time in a thousand
 SURE_ROW = 1e-9  # NMSE of a row that an arithmetic has exactly, through a span
-DIGITS = 3  # decimals of the logarithm of a row's squares: rows that differ less are alike
 _TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -112,13 +111,13 @@ class TapNoise:
         apart = [self._errors(lane) for lane in (self._exact, *self._arithmetics.values()) if lane is not self.expected]
         return fit.is_certain(errors, apart, self.expected.reference(), WHOLE * self.match + OWN * 2 * kept)
 
-    def apart(self) -> dict[str, float]:
+    def policy_distances(self) -> dict[str, float]:
         """The NMSE by which each arithmetic differs from the one that rounds least."""
         size = float(self._exact.reference().sum())
         sums = {policy: float(values.errors(self._exact).sum()) for policy, values in self._arithmetics.items()}
         return {policy: metrics.ratio(error, size) for policy, error in sums.items()}
 
-    def followed(self) -> dict[str, float]:
+    def rounding_correlation(self) -> dict[str, float]:
         """How far a tap's errors go with the rounding errors of each arithmetic, in standard deviations of chance.
 
         What rounding does to a value has a sign that nothing else knows: errors that go with it in many rows were made
@@ -126,7 +125,7 @@ class TapNoise:
         are rounded at random, and go through the same ops: with those no engine's errors go.
         """
         exact = self._exact
-        rows = len(np.unique(np.log(np.maximum(exact.reference(), _TINY)).round(DIGITS)))  # tokens that are alike
+        rows = fit.count_distinct(exact.reference())
         error = self.seen.told(self.source, exact)
         drawn = [self._cosines(error, values) for policy, values in self._made.items() if policy in MEASURING]
         if not drawn:
@@ -167,7 +166,7 @@ class TapNoise:
         """The rows' sums of squared errors against what was recorded."""
         return computed.errors(self.seen.told(self.source, computed))
 
-    def rough(self, nearest: Array) -> Rough:
+    def unknown_rounding(self, nearest: Array) -> UnknownRounding:
         """What the span errs by, and what roundings that nothing shows may leave of it. ``nearest``: the rows' errors
         under the arithmetic that fits best.
         """
@@ -179,7 +178,7 @@ class TapNoise:
             return metrics.ratio(float(made[policy].errors(exact).sum()), size) if policy in made else 0.0
 
         kept = self.source.precision_of(self.seen.tap.name)
-        return Rough(
+        return UnknownRounding(
             left(ROUGH), left(ROUGH_CACHE), left(ROUGH_ATTENTION), tolerances.ROUNDING[BF16],
             OWN * tolerances.ROUNDING[kept] if kept != F32 else 0.0,
             metrics.ratio(float(self.errors[0].sum()), size), metrics.ratio(float(nearest.sum()), size),

@@ -28,7 +28,7 @@ from llamadiff.judge.measuring import Judge
 from llamadiff.judge.replay import Replay
 from llamadiff.judge.schedule import Schedule, lanes_of
 from llamadiff.judge.settings import settings_of
-from llamadiff.judge.settled import settled
+from llamadiff.judge.tap_verdicts import judge_taps
 from llamadiff.judge.verdict import WRONG
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
 from llamadiff.numerics.rounding import Rounding
@@ -46,16 +46,12 @@ LOOKED_AT = 64  # of them
 
 @dataclass(frozen=True)
 class Passes:
-    """What the passes found: of every tap, who judged, and the free run's logits [token, vocab] over its tokens.
-
-    ``inputs``: what a tap is computed from.
-    """
+    """What the passes found: of every tap, who judged, and the free run's logits [token, vocab] over its tokens."""
 
     findings: Sequence[Finding]
     judge: Judge
     logits: Array
     free_tokens: int
-    inputs: Callable[[taps.Tap], Sequence[str]]
 
     def wrong(self, source: str) -> dict[str, taps.Tap]:
         """The taps of a trace that are WRONG, by name."""
@@ -95,7 +91,7 @@ def run_passes(
         if n >= LEAST and replayed and keep is None and model.tokens is None:
             return _run_of_beginning(model, sources, replayed, free, baseline.info, how)
         replay, logits = _one_pass(model, sources, lanes, baseline.info, how, keep)
-    return Passes(settled(replay.findings, replay.sources), replay.judge, logits, n, model.inputs)
+    return Passes(judge_taps(replay.findings, replay.sources), replay.judge, logits, n)
 
 
 def _run_of_beginning(
@@ -112,8 +108,8 @@ def _run_of_beginning(
     whole, _ = _one_pass(model, sources, replayed, info, how, first=first)
     heads = _heads(sources, BEGINNING)
     head, logits = _one_pass(model, heads, free, heads[0].trace.info, quiet)
-    findings = _together(settled(whole.findings, whole.sources), head.findings)
-    return Passes(findings, whole.judge, logits, BEGINNING, model.inputs)
+    findings = _together(judge_taps(whole.findings, whole.sources), head.findings)
+    return Passes(findings, whole.judge, logits, BEGINNING)
 
 
 def _needed_at_first(model: Runnable, sources: Sequence[Source], lanes: Sequence[Lane], how: How) -> Sequence[Lane]:

@@ -91,7 +91,7 @@ class Schedule:
                 own = [lane for lane in self.every if lane.source == name]
                 missing, kind = {*own} - {*self.replay.lanes}, (name, finding.tap.kind.word)
                 if not missing:
-                    self._apart.setdefault(kind, measured.apart)
+                    self._apart.setdefault(kind, measured.policy_distances)
                 apart = {} if measured.span else self._apart.get(kind, {})
                 tried = [lane.policy for lane in own if lane not in missing and not lane.shaken]
                 able = {lane for lane in own if _might(measured.nmse, apart, lane, tried)}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from llamadiff.judge.finding import Held, Tried
 from llamadiff.judge.preflight.checks import Check
-from llamadiff.judge.verdict import of_check, of_nothing
+from llamadiff.judge.verdict import of_check, of_unjudged
 from llamadiff.numerics.metrics import Rows
 from llamadiff.trace.reader import Number
 
@@ -82,7 +82,7 @@ def statistics_check(findings: Sequence[Finding]) -> tuple[tuple[Check, ...], tu
     )
     names = [finding.tap.name for finding in findings if not finding.tap.kind.optional]
     start = names.index(list(told)[near - 1]) + 1 if near else 0
-    return (Check(CHECK, of_nothing(), found),), tuple(names[start : names.index(name) + 1])
+    return (Check(CHECK, of_unjudged(), found),), tuple(names[start : names.index(name) + 1])
 
 
 def _near(told: Mapping[str, Tried], scope: str) -> int:

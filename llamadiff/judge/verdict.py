@@ -1,6 +1,6 @@
 """The verdict: here alone anything becomes MATCH, NOISE, WRONG or UNCHECKED, and says why.
 
-A tap is judged by what was measured of it (``measured.py``) and by what the engine's taps together show of its
+A tap is judged by what was measured of it (``measurement.py``) and by what the engine's taps together show of its
 arithmetic (``evidence.py``). All else that has a verdict has one by a function of this file: a run, a node, a row of
 logits, a check.
 """
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from llamadiff.judge.evidence import Evidence
-from llamadiff.judge.measured import SURE, VARIANTS, Held, Measured
+from llamadiff.judge.measurement import SURE, VARIANTS, AllowedError, TapMeasurement
 from llamadiff.numerics import arithmetic
 from llamadiff.numerics.policies import CACHES, MAY_ROUND, NATIVE, READ
 
@@ -41,8 +41,8 @@ class Reason:
 
     def __str__(self) -> str:
         value = f"{self.value:.1e}" if isinstance(self.value, float) else str(self.value)
-        held = "" if self.limit is None else f", {'within' if self.is_kept else 'more than'} {self.limit:.1e}"
-        return f"{self.measured}: {value}{held} ({self.evidence})"
+        allowance = "" if self.limit is None else f", {'within' if self.is_kept else 'more than'} {self.limit:.1e}"
+        return f"{self.measured}: {value}{allowance} ({self.evidence})"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Ruling:
 
     verdict: str
     reasons: tuple[Reason, ...] = ()
-    held: Held | None = None
+    allowance: AllowedError | None = None
     unclear: bool = False
     exact: bool = False
 
@@ -67,51 +67,51 @@ class Ruling:
 # -- one tap -----------------------------------------------------------------------------------------------------------
 
 
-def of_tap(m: Measured, evidence: Evidence) -> Ruling:
+def of_tap(m: TapMeasurement, evidence: Evidence) -> Ruling:
     """The verdict on a tap, in view of what is not finite: a value that is none where the right one is makes it wrong;
     of a tap that is right elsewhere, places at which even the right op gives none are unchecked.
     """
     found = _of_values(m, evidence)
     if m.not_finite:
         reason = Reason("values that are not finite", m.not_finite, None, "the right op gives finite ones there")
-        found = Ruling(WRONG, (reason,), found.held)
+        found = Ruling(WRONG, (reason,), found.allowance)
     if m.opened and found.verdict != WRONG:
         reason = Reason("values that cannot be judged", m.opened, None, "even the right op gives NaN or Inf there")
         return replace(found, verdict=UNCHECKED, reasons=(*found.reasons, reason), unclear=False)
     return found
 
 
-def _of_values(m: Measured, evidence: Evidence) -> Ruling:
-    way, held = _allowance(m, evidence)
-    if m.even or (held.fits and m.nmse <= m.limit):
+def _of_values(m: TapMeasurement, evidence: Evidence) -> Ruling:
+    way, allowance = _allowance(m, evidence)
+    if m.is_even or (allowance.fits and m.nmse <= m.limit):
         reason = Reason("own error", m.nmse, m.limit, f"what right arithmetic ({m.label}) leaves")
         coarse = m.label in arithmetic.EIGHT_BITS or m.printed is not None
-        return Ruling(NOISE if coarse else MATCH, (reason,), held)
-    if held.fits:
-        return Ruling(NOISE, (Reason("own error", m.nmse, held.whole, _allows(way)),), held)
-    beyond = Reason("own error", m.nmse, held.whole, _allows(way))
+        return Ruling(NOISE if coarse else MATCH, (reason,), allowance)
+    if allowance.fits:
+        return Ruling(NOISE, (Reason("own error", m.nmse, allowance.whole, _allows(way)),), allowance)
+    beyond = Reason("own error", m.nmse, allowance.whole, _allows(way))
     if beyond.is_kept:
         beyond = replace(beyond, limit=None, evidence=f"within {_allows(way)}, but a part of it is beyond that")
-    if m.blind:
+    if m.unknown_q8:
         unknown = Reason("own error", m.nmse, None, "how its eight bits are rounded to is not known")
-        return Ruling(UNCHECKED, (beyond, unknown), held, unclear=True)
+        return Ruling(UNCHECKED, (beyond, unknown), allowance, unclear=True)
     if m.printed is not None and not (m.printed.far_from_known if evidence.tells else m.printed.far):
         unknown = Reason("own error", m.nmse, None, "no value is further off than rounding may take it")
-        return Ruling(UNCHECKED, (beyond, unknown), held, unclear=True)
+        return Ruling(UNCHECKED, (beyond, unknown), allowance, unclear=True)
     if not m.span:
-        return Ruling(WRONG, (beyond,), held)
-    return _of_span(m, evidence, beyond, held)
+        return Ruling(WRONG, (beyond,), allowance)
+    return _of_span(m, evidence, beyond, allowance)
 
 
-def _allowance(m: Measured, evidence: Evidence) -> tuple[str, Held]:
+def _allowance(m: TapMeasurement, evidence: Evidence) -> tuple[str, AllowedError]:
     """The widest allowance that the engine has a right to, by what it has shown."""
     if not m.span:
-        known = (m.product, m.label) in evidence.exact
-        way = SURE if known or VARIANTS not in m.held else VARIANTS
-        return way, m.held[way]
-    allowed = [SURE, *(way for way in m.held if way != SURE and evidence.rounds_some(m.kinds, way))]
-    way = max(allowed, key=lambda each: (m.held[each].fits, m.held[each].whole))
-    return way, m.held[way]
+        known = (m.evidence.product, m.label) in evidence.exact
+        way = SURE if known or VARIANTS not in m.allowances else VARIANTS
+        return way, m.allowances[way]
+    allowed = [SURE, *(way for way in m.allowances if way != SURE and evidence.rounds_some(m.evidence.kinds, way))]
+    way = max(allowed, key=lambda each: (m.allowances[each].fits, m.allowances[each].whole))
+    return way, m.allowances[way]
 
 
 def _allows(way: str) -> str:
@@ -123,44 +123,52 @@ def _allows(way: str) -> str:
     return f"what {_ROUNDINGS.get(way, f'rounding to {way}')} leaves, which its taps show"
 
 
-def _of_span(m: Measured, evidence: Evidence, beyond: Reason, held: Held) -> Ruling:
+def _of_span(m: TapMeasurement, evidence: Evidence, beyond: Reason, allowance: AllowedError) -> Ruling:
     """The verdict on a span that is beyond all that the engine has shown: what it has not shown may explain it."""
-    unknown = evidence.unknown(m.kinds)
-    products = bool(unknown - {*CACHES, *MAY_ROUND}) and not m.rough.certain
-    limit = m.rough.products if products else 0.0
-    limit += m.rough.caches if unknown & {*CACHES} else 0.0
-    limit += m.rough.attention if unknown & {*CACHES, "ROPE", "SOFT_MAX"} else 0.0
-    limit += m.rough.values if unknown & {*MAY_ROUND} else 0.0
-    error = m.rough.plain if products else m.rough.nearest
+    unknown = evidence.unknown(m.evidence.kinds)
+    products = bool(unknown - {*CACHES, *MAY_ROUND}) and not m.unknown_rounding.certain
+    limit = m.unknown_rounding.products if products else 0.0
+    limit += m.unknown_rounding.caches if unknown & {*CACHES} else 0.0
+    limit += m.unknown_rounding.attention if unknown & {*CACHES, "ROPE", "SOFT_MAX"} else 0.0
+    limit += m.unknown_rounding.values if unknown & {*MAY_ROUND} else 0.0
+    error = m.unknown_rounding.plain if products else m.unknown_rounding.nearest
     what = ", ".join(sorted(unknown))
-    if error <= limit + m.rough.kept:
+    if error <= limit + m.unknown_rounding.kept:
         says = f"what rounding may leave, and no tap shows how {what} are rounded"
-        reason = Reason("own error", error, limit + m.rough.kept, says)
-        return Ruling(UNCHECKED, (beyond, reason), held, unclear=True)
-    reason = Reason("own error", error, limit + m.rough.kept, f"what any rounding of {what} leaves")
+        reason = Reason("own error", error, limit + m.unknown_rounding.kept, says)
+        return Ruling(UNCHECKED, (beyond, reason), allowance, unclear=True)
+    reason = Reason("own error", error, limit + m.unknown_rounding.kept, f"what any rounding of {what} leaves")
     if not unknown:
         reason = replace(
             reason, limit=None, evidence="other taps show how all kinds of its ops round, and none so much"
         )
-    exact = all(evidence.labels(kind) == {PLAIN} for kind in m.kinds)
-    return Ruling(WRONG, (beyond, reason), held, exact=exact)
+    exact = all(evidence.labels(kind) == {PLAIN} for kind in m.evidence.kinds)
+    return Ruling(WRONG, (beyond, reason), allowance, exact=exact)
 
 
-def followed(verdict: str, partial: str) -> Ruling:
+def after_wrong_partial(verdict: str, partial: str) -> Ruling:
     """The verdict on a tap that is computed from a partial one which is wrong: an error goes on through it."""
     reason = Reason("wrong taps before it", 1, None, f"{partial}, of which not all was recorded")
     return Ruling(UNCHECKED if verdict == WRONG else verdict, (reason,))
 
 
-def explained(says: str, opened: int) -> Ruling:
-    """The verdict on a tap that a harmless way of computing explains; ``opened`` values cannot be judged."""
-    reason = Reason("values that it leaves", opened, None, f"computed again so, it is right: {says}")
+def of_harmless_way(says: str, left: float, opened: int) -> Ruling:
+    """The verdict on a tap that a harmless way of computing explains, but for an NMSE that is ``left``.
+
+    ``opened`` values cannot be judged.
+    """
+    reason = Reason("error that is left", left, None, f"computed again in a way that is no mistake: {says}")
     return Ruling(UNCHECKED if opened else NOISE, (reason,))
 
 
-def mistaken(says: str) -> Ruling:
-    """The verdict on a tap that a bug, or what was read back of it, explains, whatever else might."""
-    return Ruling(WRONG, (Reason("values that it leaves", 0, None, f"computed again so, it is the same: {says}"),))
+def of_known_cause(says: str, left: float) -> Ruling:
+    """The verdict on a tap that a bug explains but for an NMSE that is ``left``, whatever else might."""
+    return Ruling(WRONG, (Reason("error that is left", left, None, f"computed again with a mistake: {says}"),))
+
+
+def of_reading(says: str) -> Ruling:
+    """The verdict on a tap of which a mistake was read back: what it did gives its values."""
+    return Ruling(WRONG, (Reason("mistakes that were read back", 1, None, says),))
 
 
 # -- what consists of several ------------------------------------------------------------------------------------------
@@ -209,14 +217,16 @@ def of_tensors(verdicts: Collection[str], findings: object) -> str:
     return WRONG if findings else worst_of(verdict for verdict in verdicts if verdict != WRONG)
 
 
-def of_bounds(broken: Sequence[bool]) -> str:
-    """The verdict on statistics, of those beyond their limits, whether a user gave that: else rounding set it."""
-    return MATCH if not broken else WRONG if any(broken) else UNCHECKED
+def of_bounds(bounds: Iterable[tuple[Reason, bool]]) -> Ruling:
+    """The verdict on statistics, each with whether a user gave its limit: else rounding set it."""
+    broken = [(reason, given) for reason, given in bounds if not reason.is_kept]
+    verdict = MATCH if not broken else WRONG if any(given for _, given in broken) else UNCHECKED
+    return Ruling(verdict, tuple(reason for reason, _ in broken))
 
 
-def of_check(fault: object, told: bool = True) -> str:
+def of_check(fault: object, is_known: bool = True) -> str:
     """The verdict on something that is so or is not: WRONG if there is a ``fault``, UNCHECKED if nothing tells."""
-    return UNCHECKED if not told else WRONG if fault else MATCH
+    return UNCHECKED if not is_known else WRONG if fault else MATCH
 
 
 def of_part(verdict: str) -> str:
@@ -229,7 +239,7 @@ def of_refusal(died: bool) -> str:
     return WRONG if died else UNCHECKED
 
 
-def of_nothing() -> str:
+def of_unjudged() -> str:
     """The verdict on what nobody has judged."""
     return UNCHECKED
 
@@ -266,6 +276,7 @@ def of_row(verdict: str, error: float, limit: float, hides: float) -> str:
     return WRONG if error > max(limit, hides) else NOISE
 
 
-def of_answers(verdict: str, right: bool) -> str:
+def of_answers(verdict: str, says: str, is_mistake: bool) -> Ruling:
     """The verdict on a server's answers, which have one as logits, by what explains them: a mistake, or none."""
-    return WRONG if not right else verdict if is_right(verdict) else NOISE
+    reason = Reason("mistakes that explain the answers", int(is_mistake), None, says)
+    return Ruling(WRONG if is_mistake else verdict if is_right(verdict) else NOISE, (reason,))

@@ -12,7 +12,7 @@ from typing import Any
 
 from llamadiff import __version__
 from llamadiff.diagnose.diagnosis import UNKNOWN, Cause, Diagnosis
-from llamadiff.judge.verdict import of_nothing
+from llamadiff.judge.verdict import of_unjudged
 from llamadiff.report.formats import About
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.rows import Row
@@ -62,7 +62,7 @@ def checks_to_full_json(results: Iterable[tuple[Path, Comparison]], about: About
 
 def _refused(about: About) -> dict[str, Any]:
     """What there is to say of traces that could not be checked."""
-    verdict = of_nothing()
+    verdict = of_unjudged()
     return {
         str(path): {"schema": SCHEMA, "verdict": verdict, "refused": True, "summary": reason}
         for path, reason in about.refused

@@ -108,7 +108,7 @@ def print_checks(checks: Iterable[Examined]) -> bool:
     ascii_only = console.options.ascii_only
     for check in checks:
         known = check.state in (OK, BAD, NOTE)
-        verdict = of_check(check.state == BAD, told=check.state != NOTE) if known else ""
+        verdict = of_check(check.state == BAD, is_known=check.state != NOTE) if known else ""
         mark, style = check.state, page.style_of(verdict) if verdict else ""
         good = good and check.state != BAD
         line = Table.grid(padding=(0, 2))

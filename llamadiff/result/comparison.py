@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
@@ -156,6 +156,11 @@ class Comparison(Sides, Judged):
         """What was verified without computing it all; None if nothing was."""
         count = sum(row.local is not None and row.local.sketched for row in self.rows)
         return BySketch(count) if count else None
+
+    def overruled(self, ruling: Ruling, said: Said) -> Comparison:
+        """The same under another verdict, with its reasons after those of the first, and what is said of it then."""
+        reasons = (*self.reasons, *ruling.reasons)
+        return replace(self, verdict=ruling.verdict, reasons=reasons, headline=said.headline, proof=said.clauses)
 
     @property
     def said(self) -> Said:

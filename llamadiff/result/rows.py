@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamadiff.diagnose.diagnosis import Diagnosis, ways_of
+from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.pattern.deviation import ROUNDINGS, Fact
-from llamadiff.judge.verdict import Ruling, explained, mistaken, of_nothing
+from llamadiff.judge.verdict import Ruling, of_harmless_way, of_known_cause, of_reading, of_unjudged
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import Closeup
 
@@ -65,7 +65,7 @@ class Row:
 
 def blank(tap: str, layer: int | None, op: str, shape: tuple[int, ...]) -> Row:
     """The row of a tap, or a node, of which nothing is known yet; what is found of it replaces its fields."""
-    return Row(tap=tap, layer=layer, op=op, shape=shape, verdict=of_nothing())
+    return Row(tap=tap, layer=layer, op=op, shape=shape, verdict=of_unjudged())
 
 
 def stem(tap: str) -> str:
@@ -156,15 +156,9 @@ def with_explanations(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tu
 
     Where no bug is known, what was read back of an op comes first among the facts.
     """
-    ways = ways_of(diagnosis)
     read = {tap: facts for d in diagnosis for tap, facts in d.read.items() if facts}
-    mistakes = {tap for tap, facts in read.items() if any(fact.kind not in ROUNDINGS for fact in facts)}
-    bugs = {tap: d.causes[0].says for d in reversed(diagnosis) if d.known and not d.harmless for tap in d.taps}
-    wrong = {tap: read[tap][0].says for tap in mistakes} | bugs
-    return tuple(
-        _explained(row, ways[row.tap]) if row.tap in ways else _wrong(row, wrong[row.tap]) if row.tap in wrong else row
-        for row in (_read_back(row, read.get(row.tap, ())) for row in rows)
-    )
+    rows = [_read_back(row, read.get(row.tap, ())) for row in rows]
+    return tuple(_explained(row, diagnosis, read.get(row.tap, ())) for row in rows)
 
 
 def _read_back(row: Row, facts: Sequence[Fact]) -> Row:
@@ -176,17 +170,24 @@ def _read_back(row: Row, facts: Sequence[Fact]) -> Row:
     return replace(row, local=replace(row.local, facts=(*facts, *more)))
 
 
-def _wrong(row: Row, says: str) -> Row:
-    """A row that a known bug explains, or what was read back, whatever else might."""
-    return _ruled(row, mistaken(says))
+def _explained(row: Row, diagnosis: Sequence[Diagnosis], read: Sequence[Fact]) -> Row:
+    """The row under what explains it: a way of computing that is no mistake, a bug, or what was read back."""
+    known = [d for d in diagnosis if d.known and row.tap in d.taps]
+    harmless, bug = (next((d for d in known if d.harmless == which), None) for which in (True, False))
+    if harmless is not None:
+        return _harmless(row, harmless.causes[0].says, harmless.taps[row.tap])
+    if bug is not None:
+        return _ruled(row, of_known_cause(bug.causes[0].says, bug.taps[row.tap]))
+    mistake = next((fact for fact in read if fact.kind not in ROUNDINGS), None)
+    return _ruled(row, of_reading(mistake.says)) if mistake is not None else row
 
 
-def _explained(row: Row, way: str) -> Row:
+def _harmless(row: Row, way: str, left: float) -> Row:
     """The row as noise, unless there is more to say against it than an error that rounding may leave."""
     opened, not_finite = (row.local.opened, row.local.not_finite) if row.local else (0, 0)
     if not_finite:
         return row
-    return replace(_ruled(row, explained(way, opened)), explained=way)
+    return replace(_ruled(row, of_harmless_way(way, left, opened)), explained=way)
 
 
 def _ruled(row: Row, ruling: Ruling) -> Row:

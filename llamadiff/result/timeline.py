@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamadiff.judge.verdict import SEVERITY, WRONG, of_nothing, of_row, worst_of
+from llamadiff.judge.verdict import SEVERITY, WRONG, of_row, of_unjudged, worst_of
 from llamadiff.numerics.closeup import Grid, coarse, grid
 from llamadiff.result.rows import Row, stem
 
@@ -62,7 +62,7 @@ def row_verdict(row: Row, error: float) -> str:
     """The verdict on one token's row of a tap, whose NMSE is ``error``."""
     local = row.local
     if local is None:
-        return of_nothing()
+        return of_unjudged()
     return of_row(row.verdict, error, local.limit, local.hides_row)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llamadiff.engines.batches import batches_of
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.judge.sketching import at_most, drift_from, stats_of
-from llamadiff.judge.verdict import MATCH, of_check, of_nothing, of_run
+from llamadiff.judge.verdict import MATCH, of_check, of_run, of_unjudged
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import closeup
 from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
@@ -60,7 +60,7 @@ def drift_only(baseline: Trace, candidate: Trace, how: How = USUAL) -> Compariso
         *unjudged.steps_when_lacking(coverage),
         "give --model: with the model, every op of both sides is judged on its own inputs",
     )
-    ruling = of_run([row.verdict for row in rows] or [of_nothing()], [], (), coverage.is_enough)
+    ruling = of_run([row.verdict for row in rows] or [of_unjudged()], [], (), coverage.is_enough)
     said = _drift_sentence(rows, coverage) if sketch is None else _sketch_sentence(rows, sketch.projections, how.rules)
     said = said.plus(*note_on(baseline))
     return assembled(_sides(baseline.info, candidate.info), judged, ruling, said, steps)
@@ -83,7 +83,7 @@ def _row(name: str, b: Array, c: Array, how: How) -> Row:
     axes = tap.kind.axes if tap is not None and len(tap.kind.axes) == b.ndim else ("row", *["value"] * (b.ndim - 1))
     seen = closeup(*sides, axes, drift.worst.index) if how.pictures else None
     agrees = drift.nmse <= limit and not any(side.nan or (side.inf and tap is not None) for side in stats)
-    verdict = of_check(False, told=agrees)
+    verdict = of_check(False, is_known=agrees)
     return replace(
         blank(name, taps.layer_of(name), op, tuple(b.shape)), verdict=verdict, drift=drift, baseline=stats[0],
         candidate=stats[1], closeup=seen,

@@ -20,7 +20,7 @@ from llamadiff.engines.run_spec import Gate
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Source
 from llamadiff.judge.preflight.checks import Check
-from llamadiff.judge.verdict import WRONG, is_right, of_bounds, of_nothing, worst_of
+from llamadiff.judge.verdict import WRONG, Reason, Ruling, is_right, of_bounds, of_unjudged
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
 from llamadiff.numerics.rounding_tap import Carrier
@@ -43,27 +43,31 @@ class Bound:
     given: bool
 
     @property
-    def is_kept(self) -> bool:
-        return self.limit is None or self.value <= self.limit
+    def reason(self) -> Reason:
+        """What the verdict says of it."""
+        return Reason(f"KL over all positions, {self.name}", self.value, self.limit, self._whose)
+
+    @property
+    def _whose(self) -> str:
+        return "the limit" if self.given else "what rounding explains"
 
     def __str__(self) -> str:
-        whose = "the limit" if self.given else "what rounding explains"
-        bound = f" (no more than {whose}, {self.limit:.1e})" if self.is_kept and self.limit is not None else ""
-        over = f", more than {whose}, {self.limit:.1e}" if not self.is_kept else ""
-        return f"{self.name} {self.value:.1e}{bound}{over}"
+        if self.limit is None:
+            return f"{self.name} {self.value:.1e}"
+        if self.reason.is_kept:
+            return f"{self.name} {self.value:.1e} (no more than {self._whose}, {self.limit:.1e})"
+        return f"{self.name} {self.value:.1e}, more than {self._whose}, {self.limit:.1e}"
 
 
 def held_to(result: Comparison, positions: Positions, bounds: Sequence[Bound]) -> Comparison:
     """A comparison with its gate: beyond a given limit it is WRONG, beyond what rounding explains UNCHECKED."""
-    broken = [bound for bound in bounds if not bound.is_kept]
-    verdict = of_bounds([bound.given for bound in broken])
-    check = Check(CHECK, verdict, f"over {positions.count} positions the KL has {_listed(broken or bounds)}")
+    broken = [bound for bound in bounds if not bound.reason.is_kept]
+    ruling = of_bounds((bound.reason, bound.given) for bound in bounds)
+    check = Check(CHECK, ruling.verdict, f"over {positions.count} positions the KL has {_listed(broken or bounds)}")
     result = replace(result, positions=positions, preflight=(*result.preflight, check))
     if not broken or result.verdict == WRONG:
         return result
-    said = result.said.under(f"the logits do not pass the gate: {check.found}")
-    worst = worst_of([result.verdict, verdict])
-    return replace(result, verdict=worst, headline=said.headline, proof=said.clauses)
+    return result.overruled(ruling, result.said.under(f"the logits do not pass the gate: {check.found}"))
 
 
 def not_held(result: Comparison, gate: Gate) -> Comparison:
@@ -71,13 +75,12 @@ def not_held(result: Comparison, gate: Gate) -> Comparison:
     if gate.mean is None and gate.p99 is None:
         return result
     found = "one side does not have the logits of all positions (a sketch has none)"
-    check = Check(CHECK, of_nothing(), found)
+    check = Check(CHECK, of_unjudged(), found)
     result = replace(result, preflight=(*result.preflight, check))
     if result.verdict == WRONG:
         return result
-    said = result.said.under(f"the logits cannot be held to their limits: {found}")
-    worst = worst_of([result.verdict, check.verdict])
-    return replace(result, verdict=worst, headline=said.headline, proof=said.clauses)
+    ruling = Ruling(check.verdict, (Reason("positions with logits", 0, None, found),))
+    return result.overruled(ruling, result.said.under(f"the logits cannot be held to their limits: {found}"))
 
 
 def _listed(bounds: Sequence[Bound]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.source import FOUND_MAP
 from llamadiff.diagnose.budget import Budget
-from llamadiff.diagnose.conventions.study import Bench, Conventions, understood
+from llamadiff.diagnose.conventions.study import Bench, Study, understood
 from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, is_wrong, scene_of
 from llamadiff.engines.batches import batches_of, in_batches_of
 from llamadiff.engines.model_file import Runnable, check_same_model
@@ -25,7 +25,7 @@ from llamadiff.judge.preflight.checks import Check, check_runnable, check_same_r
 from llamadiff.judge.preflight.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.judge.statistics import statistics_check
-from llamadiff.judge.verdict import WRONG, Ruling, of_nothing, of_run
+from llamadiff.judge.verdict import WRONG, Ruling, of_run, of_unjudged
 from llamadiff.numerics.policies import F32
 from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.result.coverage import coverage_of
@@ -79,7 +79,7 @@ def judge(
     judged = _judged(model, baseline, study, (*checks, *stated), diagnosis, how)
     judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
     judged = by_the_original(judged, original) if original is not None else judged
-    sides, ruling = _sides(model, baseline, study.candidate), _ruling(judged)
+    sides, ruling = _sides(model, baseline, study.assumed.trace), _ruling(judged)
     steps = next_steps(ruling.verdict, judged, sides.is_engine, between)
     steps = (*fitting, *(steps if judged.rows or not fitting else ()))
     result = assembled(sides, judged, ruling, summarize(ruling.verdict, sides, judged), steps)
@@ -119,38 +119,18 @@ def _before_the_layers(
     return candidate, checks, steps_when_misfit(misfits, n_tokens)
 
 
-@dataclass(frozen=True)
-class _Study:
-    """What the engine's passes found of a candidate (None: of the baseline), under its own conventions.
-
-    ``records`` are taps that it computed rightly and recorded wrongly.
-    """
-
-    passes: Passes
-    candidate: Trace | None
-    manner: Conventions = field(default_factory=Conventions)
-    records: tuple[str, ...] = ()
-
-    @property
-    def under_test(self) -> str:
-        return "baseline" if self.candidate is None else "candidate"
-
-
 def _studied(
     model: Runnable, baseline: Trace, candidate: Trace | None, how: How, graph: Graph, keep: Path | None
-) -> _Study:
+) -> Study:
     """As many passes as it takes to tell what is a candidate's convention from what is wrong."""
     passes = run_passes(model, baseline, candidate, how, keep)
     baseline.wait()
-    if candidate is None:
-        return _Study(passes, None)
-    found = understood(Bench(model, baseline, how, graph), candidate, passes)
-    return _Study(found.passes, found.assumed.trace, found.manner, found.assumed.records)
+    return understood(Bench(model, baseline, how, graph), candidate, passes)
 
 
-def _gated(result: Comparison, model: Runnable, baseline: Trace, study: _Study, gate: Gate) -> Comparison:
+def _gated(result: Comparison, model: Runnable, baseline: Trace, study: Study, gate: Gate) -> Comparison:
     """The result, held to the limits of a gate, where both sides have the logits of all positions."""
-    candidate, engine = study.candidate, study.passes.logits
+    candidate, engine = study.assumed.trace, study.passes.logits
     if LOGITS not in baseline or (candidate is not None and (LOGITS not in candidate or LOGITS in candidate.known)):
         return not_held(result, gate)
     own = logit_rows(engine if candidate is None else candidate[LOGITS])
@@ -163,9 +143,9 @@ def _gated(result: Comparison, model: Runnable, baseline: Trace, study: _Study, 
     return held_to(result, positions, bounds_of(positions, gate, rounding))
 
 
-def _causes(model: Runnable, study: _Study, budget: Budget, how: How, graph: Graph) -> tuple[Diagnosis, ...]:
+def _causes(model: Runnable, study: Study, budget: Budget, how: How, graph: Graph) -> tuple[Diagnosis, ...]:
     """The causes of what is wrong, wrong records aside: known bugs of llama.cpp's graph, or else what ops did."""
-    computed = [finding for finding in study.passes.findings if finding.tap.name not in study.records]
+    computed = [finding for finding in study.passes.findings if finding.tap.name not in study.assumed.records]
 
     def found(of: Runnable, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
         passes = replace(study.passes, findings=computed)
@@ -180,14 +160,14 @@ def _causes(model: Runnable, study: _Study, budget: Budget, how: How, graph: Gra
 def _judged(
     model: Runnable,
     baseline: Trace,
-    study: _Study,
+    study: Study,
     checks: tuple[Check, ...],
     diagnosis: tuple[Diagnosis, ...],
     how: How,
 ) -> Judged:
     """All that was found, tap by tap and as a whole."""
-    passes, candidate = study.passes, study.candidate
-    found = rows_of(passes.findings, model.weight_names, model.weight_types, study.under_test, study.records)
+    passes, candidate = study.passes, study.assumed.trace
+    found = rows_of(passes.findings, model.weight_names, model.weight_types, study.under_test, study.assumed.records)
     rows = pictured(with_explanations(found, diagnosis), diagnosis)
     trace = candidate if candidate is not None else baseline
     read = set(baseline.info.producer.get("weights_read", model.weights.read)) & set(model.tensors)
@@ -225,7 +205,7 @@ def _ruling(judged: Judged) -> Ruling:
     """
     assert judged.coverage is not None
     weights_alone = not judged.rows and any(check.name.startswith(WEIGHTS) for check in judged.preflight)
-    of_taps = [] if weights_alone else [row.verdict for row in judged.rows] or [of_nothing()]
+    of_taps = [] if weights_alone else [row.verdict for row in judged.rows] or [of_unjudged()]
     checks = [check.verdict for check in judged.preflight]
     return of_run(of_taps, checks, judged.blamed, judged.coverage.is_enough)
 

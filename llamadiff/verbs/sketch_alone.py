@@ -12,7 +12,7 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How
 from llamadiff.judge.run import run_passes
 from llamadiff.judge.sketching import at_most
-from llamadiff.judge.verdict import Ruling, of_nothing
+from llamadiff.judge.verdict import Ruling, of_unjudged
 from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
 from llamadiff.result.coverage import coverage_of
 from llamadiff.result.rows import Row, unjudged_row
@@ -34,7 +34,7 @@ def sketch_alone(model: Runnable, baseline: Trace, sides: Sides, how: How) -> Co
         free_tokens=passes.free_tokens, timing={"engine_s": 0.0, "compare_s": 0.0},
     )  # fmt: skip
     said = _said(rows, baseline.sketch.projections)
-    return assembled(sides, judged, Ruling(of_nothing()), said, NEXT)
+    return assembled(sides, judged, Ruling(of_unjudged()), said, NEXT)
 
 
 def _said(rows: Sequence[Row], projections: int) -> Said:

@@ -14,7 +14,7 @@ from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
-from llamadiff.judge.verdict import WRONG, of_check, of_node, of_nothing, of_refusal
+from llamadiff.judge.verdict import WRONG, of_check, of_node, of_refusal, of_unjudged
 from llamadiff.llamacpp.capture import probe, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import GPU, PLAIN, Request
@@ -141,7 +141,7 @@ def _compared(
     """A trace judged on its own inputs, or every node of such a run; and the trace held against the default."""
     result = by_nodes or judge(opened, trace, None, how)
     wrong = tuple(row.tap for row in result.wrong)
-    verdict = result.verdict if result.rows else of_nothing()
+    verdict = result.verdict if result.rows else of_unjudged()
     return Variant(
         name, verdict, seconds, wrong, sum(row.local is not None for row in result.rows),
         result.headline if wrong else "", _leaves(baseline, trace), _ratio(result), _logits(opened, baseline, trace),
@@ -154,7 +154,7 @@ def _by_logits(found: Variant, baseline: Trace, trace: Trace, alone: Comparison)
     logits, held against those of nodes that were judged each ``alone``. What these may be off by adds up.
     """
     if LOGITS not in baseline or LOGITS not in trace:
-        return replace(found, verdict=of_nothing(), wrong=(), judged=0, headline="", comparison=None)
+        return replace(found, verdict=of_unjudged(), wrong=(), judged=0, headline="", comparison=None)
     off = metrics.nmse(logit_rows(trace[LOGITS]), logit_rows(baseline[LOGITS]), 0)
     limit = sum(row.local.limit for row in alone.rows if row.local is not None)
     verdict = of_node(off, limit).verdict

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.engines.select import GRAPH, EngineUsed
-from llamadiff.judge.verdict import WRONG, of_nothing, of_run, worst_of
+from llamadiff.judge.verdict import WRONG, of_run, of_unjudged, worst_of
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.llamacpp.watch_run import Bounds
 from llamadiff.llamacpp.watching import JudgedGraph, Watched
@@ -99,7 +99,7 @@ def _nothing(found: Watched, name: str, ended: str) -> str:
 
 
 def _comparison(name: str, part: str, kind: _Kind, found: Watched, keep: Path | None) -> Comparison:
-    ruling = of_run([row.verdict for row in kind.rows] or [of_nothing()])
+    ruling = of_run([row.verdict for row in kind.rows] or [of_unjudged()])
     whose = f"{name}'s {part}" if part != "graph" else name
     sides = Sides(
         model={"file": part, "architecture": part}, tokens=(), n_prefill=0,

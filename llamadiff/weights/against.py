@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.judge.verdict import of_nothing
 from llamadiff.system.progress import Progress, silent
 from llamadiff.weights.pairs import Measured, Pair, measure_all
 from llamadiff.weights.result import Oddity, TensorRow, WeightReport
@@ -51,7 +50,7 @@ def compare_weights(model: ModelFile, other: OtherSide, progress: Progress = sil
     oddities += other.oddities()
     left = dict(other.unchecked())
     rows = {one.pair.name: one.judged() for one in measured}
-    rows |= {name: TensorRow.of(model.weights, name, of_nothing()) for name in left if name in model.weights}
+    rows |= {name: TensorRow.of(model.weights, name, is_known=False) for name in left if name in model.weights}
     order = {name: number for number, name in enumerate(model.tensors)}
     inside = sorted(rows.values(), key=lambda row: order.get(row.name, len(order)))
     found = sorted(_merged(oddities), key=lambda oddity: (not oddity.certain, order.get(oddity.where, -1)))

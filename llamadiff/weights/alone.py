@@ -11,7 +11,6 @@ import numpy as np
 from llamaref.known_tensors import known_stems
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.judge.verdict import of_check
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UnrunnableError
@@ -32,7 +31,7 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
     for number, name in enumerate(model.tensors):
         progress(f"reading {name}", number, len(model.tensors))
         found = examine(model.weights, name, model.dequantizer.of_type(model.weights.type(name)))
-        row = TensorRow.of(model.weights, name, of_check(False, told=found.decoders != NEITHER))
+        row = TensorRow.of(model.weights, name, found.decoders != NEITHER)
         rows.append(replace(row, stats=found.stats, decoders=found.decoders))
         oddities += oddities_of(model.weights, name, found)
         unchecked += _untold(name, model.weights.type(name), found)

@@ -47,10 +47,10 @@ class TensorRow:
     verdict: str = ""
 
     @classmethod
-    def of(cls, weights: Weights, name: str, verdict: str = "") -> TensorRow:
-        """What the file says of a tensor."""
+    def of(cls, weights: Weights, name: str, is_known: bool = True) -> TensorRow:
+        """What the file says of a tensor; ``is_known``: how its type is decoded, or what it is to be compared with."""
         kind, size = weights.type(name), weights.stored(name).nbytes
-        return cls(name, kind, weights.shape(name), size, verdict=verdict or of_check(False))
+        return cls(name, kind, weights.shape(name), size, verdict=of_check(False, is_known))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from llamadiff.judge.preflight.checks import Check
 from llamadiff.judge.verdict import UNCHECKED, is_right, of_answers, of_check
 from llamadiff.result.comparison import Comparison
+from llamadiff.result.said import Said
 
 COARSE = ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # types of a cache that cost more than rounding does
 
@@ -131,10 +132,8 @@ def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
         kept = tuple(each for each in result.preflight if each.name != found.check)
         if found.check == "tokens" and is_right(result.verdict):
             seen = f"asked with the file's own ids it is right up to rounding, {seen}"
-        return replace(
-            result, verdict=of_answers(result.verdict, found.is_right), headline=found.says,
-            proof=(seen, *result.proof), preflight=(*kept, check), next_steps=(found.fix,),
-        )  # fmt: skip
+        result = result.overruled(of_answers(result.verdict, found.says, True), Said(found.says, (seen, *result.proof)))
+        return replace(result, preflight=(*kept, check), next_steps=(found.fix,))
     if found is None and not is_right(result.verdict):
         headline = _of_its_engine(result.headline)
         known = any(each.known for each in result.diagnosis)
@@ -151,7 +150,7 @@ def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
         if not is_right(result.verdict):  # what rounding in such a cache may leave, and what it leaves in llama.cpp
             proof = (found.says, *(f"so much rounding leaves an NMSE of {row.local.nmse:.1e}" for row in result.rows
                                    if row.local is not None))  # fmt: skip
-            result = replace(result, verdict=of_answers(result.verdict, found.is_right))
+            result = result.overruled(of_answers(result.verdict, found.says, False), result.said)
     return replace(result, headline=f"{headline}, {seen}", proof=proof, next_steps=(AFTER,))
 
 

@@ -7,25 +7,31 @@ from itertools import permutations
 
 import pytest
 
-from llamadiff.judge.evidence import Evidence, Shown, assumed_of
-from llamadiff.judge.measured import SURE, Held, Measured, Rough
+from llamadiff.judge.evidence import Evidence, RoundingState, assumed_of
+from llamadiff.judge.measurement import SURE, AllowedError, TapEvidence, TapMeasurement, UnknownRounding
 from llamadiff.judge.verdict import of_tap
 from llamadiff.numerics.policies import NATIVE, READ
 
-NO, YES = Held(False, 1e-11, 1e-10, 1e-4), Held(True, 1e-6, 1e-5, 1e-2)
+NO, YES = AllowedError(False, 1e-11, 1e-10, 1e-4), AllowedError(True, 1e-6, 1e-5, 1e-2)
 KINDS = frozenset({"F16", "cache_k"})
-SPAN = Measured(
-    nmse=1e-8, per_token=(1e-8,), label="F32", limit=1e-12, even=False, held={SURE: NO, "f16": YES}, kinds=KINDS,
-    span=("ffn_up-2",), rough=Rough(products=1e-4, caches=1e-4, plain=1e-8, nearest=1e-8),
+SPAN = TapMeasurement(
+    nmse=1e-8, per_token=(1e-8,), label="F32", limit=1e-12, is_even=False, allowances={SURE: NO, "f16": YES},
+    evidence=TapEvidence(kinds=KINDS), span=("ffn_up-2",),
+    unknown_rounding=UnknownRounding(products=1e-4, caches=1e-4, plain=1e-8, nearest=1e-8),
 )  # fmt: skip
 
 
-def exact(kind: str, label: str = "F32", rows: int = 12, **more) -> Measured:
+def exact(kind: str, label: str = "F32", rows: int = 12, **more) -> TapMeasurement:
     """A product that is right to the last bit."""
-    return Measured(
-        nmse=1e-14, per_token=(1e-14,), label=label, limit=1e-10, even=True, held={SURE: YES}, kinds=frozenset({kind}),
-        labels={kind: label}, rows=rows, **more,
-    )  # fmt: skip
+    shows = TapEvidence(kinds=frozenset({kind}), labels={kind: label}, distinct_rows=rows, **more)
+    return TapMeasurement(
+        nmse=1e-14, per_token=(1e-14,), label=label, limit=1e-10, is_even=True, allowances={SURE: YES}, evidence=shows
+    )
+
+
+def correlated(deviations: float) -> TapMeasurement:
+    """The span, whose errors go so far with those of rounding to float16."""
+    return replace(SPAN, evidence=TapEvidence(kinds=KINDS, rounding_correlation={"f16": deviations}))
 
 
 def test_what_was_not_tried_tells_nothing() -> None:
@@ -33,15 +39,15 @@ def test_what_was_not_tried_tells_nothing() -> None:
     told = exact("F16", unseen=frozenset({"f16", "native"}))
     for taps in permutations([told, exact("F16"), exact("F16")]):
         evidence = Evidence.of(taps)
-        assert evidence.of_policy("F16", "f16") is Shown.UNSEEN
-        assert evidence.of_policy("F16", "bf16") is Shown.UNTRIED
-        assert evidence.of_policy("Q8_0", "f16") is Shown.UNTRIED
+        assert evidence.of_policy("F16", "f16") is RoundingState.UNSEEN
+        assert evidence.of_policy("F16", "bf16") is RoundingState.UNTRIED
+        assert evidence.of_policy("Q8_0", "f16") is RoundingState.UNTRIED
 
 
 def test_one_tap_that_shows_a_rounding_counts_for_more_than_those_that_do_not() -> None:
     several = [exact("F16", unseen=frozenset({"f16"}))] * 5
     shows = exact("F16", "F16", seen=frozenset({"f16"}))
-    assert Evidence.of([*several, shows]).of_policy("F16", "f16") is Shown.SEEN
+    assert Evidence.of([*several, shows]).of_policy("F16", "f16") is RoundingState.SEEN
 
 
 def test_few_rows_make_no_arithmetic_known() -> None:
@@ -68,21 +74,22 @@ def test_a_span_is_what_the_engines_taps_show(taps, verdict: str, words: str) ->
 
 
 def test_size_is_no_evidence_and_errors_that_go_with_a_rounding_are() -> None:
-    apart, together = (replace(SPAN, followed={"f16": far}) for far in (1.5, 8.0))
+    apart, together = correlated(1.5), correlated(8.0)
     assert of_tap(apart, Evidence.of([apart])).verdict == "unchecked"
     assert of_tap(together, Evidence.of([together])).verdict == "noise"
-    several = [replace(SPAN, followed={"f16": 3.0})] * 4  # each might be chance, and all are none
+    several = [correlated(3.0)] * 4  # each might be chance, and all are none
     assert of_tap(several[0], Evidence.of(several)).verdict == "noise"
 
 
 def test_more_than_any_rounding_is_wrong_whatever_was_shown() -> None:
-    far = replace(SPAN, nmse=1e-2, held={SURE: NO}, rough=replace(SPAN.rough, plain=1e-2, nearest=1e-2))
+    rough = replace(SPAN.unknown_rounding, plain=1e-2, nearest=1e-2)
+    far = replace(SPAN, nmse=1e-2, allowances={SURE: NO}, unknown_rounding=rough)
     assert of_tap(far, Evidence()).verdict == "wrong"
 
 
 def test_what_was_read_back_needs_not_be_shown_nor_llama_cpps_own() -> None:
-    assert Evidence(assumed=assumed_of(True, False, NATIVE)).rounds_some(KINDS, READ)
-    assert Evidence(assumed=assumed_of(False, True, NATIVE)).rounds_some(KINDS, NATIVE)
+    assert Evidence(assumed=assumed_of(True, False)).rounds_some(KINDS, READ)
+    assert Evidence(assumed=assumed_of(False, True)).rounds_some(KINDS, NATIVE)
     assert not Evidence().rounds_some(KINDS, NATIVE)
 
 

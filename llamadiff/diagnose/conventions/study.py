@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from threadpoolctl import threadpool_limits
 
@@ -21,7 +20,7 @@ from llamadiff.engines.run_spec import How
 from llamadiff.judge.finding import Local
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.judge.settings import adding
-from llamadiff.judge.settled import sums_shown
+from llamadiff.judge.tap_verdicts import sums_shown
 from llamadiff.judge.verdict import WRONG, is_right
 from llamadiff.numerics.policies import F32, JITTERS
 from llamadiff.numerics.rounding import Rounding
@@ -71,13 +70,13 @@ def _operands(kinds: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What is assumed of a candidate: ``trace`` is its own as it would be without its ``choices``.
+    """What is assumed of a candidate: ``trace`` is its own as it would be without its ``choices`` (None: no candidate).
 
     ``roundings`` are those by which it is judged, ``own`` those among them that are not ggml's; ``draws``: samples of
     what 16 bits do; ``records``: taps that it computed rightly and wrote down wrongly.
     """
 
-    trace: Trace
+    trace: Trace | None
     sums: str = ""
     choices: tuple[Choice, ...] = ()
     roundings: Mapping[str, Rounding] = field(default_factory=dict)
@@ -88,7 +87,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Study:
-    """A candidate as it was understood: what is assumed of it, and what passes under that find."""
+    """What is under test as it was understood: what is assumed of it, and what passes under that find."""
 
     assumed: Assumed
     passes: Passes
@@ -96,18 +95,13 @@ class Study:
     @property
     def manner(self) -> Conventions:
         """What the candidate does in its own way."""
-        a = self.assumed
-        precision = self.passes.judge.sources["candidate"].precision
-        return Conventions(a.choices, a.own, precision, bool(a.sums))
+        a, source = self.assumed, self.passes.judge.sources[self.under_test]
+        return Conventions(a.choices, a.own, source.precision, bool(a.sums)) if a.trace is not None else Conventions()
 
-    @cached_property
-    def readers(self) -> dict[str, list[str]]:
-        """Which judged taps are computed from which."""
-        found: dict[str, list[str]] = {}
-        for finding in self.passes.findings:
-            for name in self.passes.inputs(finding.tap) if "candidate" in finding.local else ():
-                found.setdefault(name, []).append(finding.tap.name)
-        return found
+    @property
+    def under_test(self) -> str:
+        """The source whose taps are judged: the candidate, or the baseline alone."""
+        return "baseline" if self.assumed.trace is None else "candidate"
 
 
 @dataclass(frozen=True)
@@ -119,8 +113,17 @@ class Bench:
     how: How
     graph: Callable[[], Runnable | None]
 
+    def readers(self, study: Study) -> dict[str, list[str]]:
+        """Which judged taps are computed from which."""
+        found: dict[str, list[str]] = {}
+        for finding in study.passes.findings:
+            for name in self.model.inputs(finding.tap) if "candidate" in finding.local else ():
+                found.setdefault(name, []).append(finding.tap.name)
+        return found
+
     def run(self, assumed: Assumed) -> Study:
-        """What the engine finds under an assumption."""
+        """What the engine finds under an assumption about a candidate."""
+        assert assumed.trace is not None
         trace = assumed.trace.lacking(assumed.records) if assumed.records else assumed.trace
         found = run_passes(self.model, self.baseline, trace, self.how, None, assumed.roundings, assumed.draws)
         return Study(assumed, found)
@@ -130,10 +133,10 @@ class Bench:
         return None if of is None else scene_of(of, study.passes, "candidate", Budget(WORK), self.how.progress)
 
 
-def understood(bench: Bench, candidate: Trace, passes: Passes) -> Study:
-    """A candidate under the best assumption; ``passes`` are what was found under none."""
+def understood(bench: Bench, candidate: Trace | None, passes: Passes) -> Study:
+    """A candidate under the best assumption; ``passes`` were made under none, as the baseline's are."""
     study = Study(Assumed(candidate), passes)
-    for look in () if bench.model.by_graph else LOOKS:
+    for look in () if candidate is None or bench.model.by_graph else LOOKS:
         while (better := look(bench, study)) is not None:
             study = better
     return study
@@ -142,7 +145,10 @@ def understood(bench: Bench, candidate: Trace, passes: Passes) -> Study:
 def _sums(bench: Bench, study: Study) -> Study | None:
     """Sums of float16's numbers in it, as some product shows."""
     sums = "" if study.assumed.sums else sums_shown(study.passes.findings)
-    return bench.run(replace(study.assumed, sums=sums, trace=adding(study.assumed.trace, sums))) if sums else None
+    assumed = study.assumed
+    if not sums or assumed.trace is None:
+        return None
+    return bench.run(replace(assumed, sums=sums, trace=adding(assumed.trace, sums)))
 
 
 def _choices(bench: Bench, study: Study) -> Study | None:
@@ -152,6 +158,7 @@ def _choices(bench: Bench, study: Study) -> Study | None:
     """
     assumed, wrong = study.assumed, study.passes.wrong("candidate")
     words = {tap.kind.word for tap in wrong.values()}
+    assert assumed.trace is not None
     found = suspected(bench.model, bench.baseline, assumed.trace, words)
     for choices in (found, *([choice] for choice in found if len(found) > 1)):
         if choices:
@@ -203,11 +210,11 @@ def _records(bench: Bench, study: Study) -> Study | None:
     An op's result is judged on the inputs that were recorded. Where one of these was written wrongly, whatever reads it
     seems wrong as well. Without that tap the same ops are right: then it is the record that is wrong, not the engine.
     """
-    wrong = study.passes.wrong("candidate")
-    suspects = tuple(name for name in wrong if any(reader in wrong for reader in study.readers.get(name, ())))
+    wrong, readers = study.passes.wrong("candidate"), bench.readers(study)
+    suspects = tuple(name for name in wrong if any(reader in wrong for reader in readers.get(name, ())))
     while suspects and not study.assumed.records:
         found = bench.run(replace(study.assumed, records=suspects))
-        sure = tuple(name for name in suspects if _is_right_without(name, found.passes, study.readers[name]))
+        sure = tuple(name for name in suspects if _is_right_without(name, found.passes, readers[name]))
         if sure == suspects:
             return replace(found, passes=_together(study.passes, found.passes, suspects))
         suspects = sure

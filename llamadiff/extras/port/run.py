@@ -67,7 +67,7 @@ class Port:
     def verdict(self) -> str:
         steps = [] if self.steps is None else [of_part(self.steps.verdict)]
         is_close = self.logits <= CLOSE and self.own <= KERNELS
-        return worst_of([of_check(self.places, told=is_close or bool(self.places)), *steps])
+        return worst_of([of_check(self.places, is_known=is_close or bool(self.places)), *steps])
 
 
 def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:

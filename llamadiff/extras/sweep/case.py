@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.extras.sweep.plan import SweepCase, settings_in_words
-from llamadiff.judge.verdict import of_nothing, of_refusal
+from llamadiff.judge.verdict import of_refusal, of_unjudged
 from llamadiff.llamacpp.variation import settings_of
 from llamadiff.system.errors import DiedError, UserError
 from llamadiff.system.exits import reason
@@ -61,7 +61,7 @@ def run_case(case: SweepCase, threads: int = 0) -> SweepRow:
 def unjudged(case: SweepCase, refused: str = "") -> SweepRow:
     """The row of a case that nobody has judged, or could."""
     about = (case.key, case.model, case.prompt, case.candidate, case.way, case.n_predict)
-    return SweepRow(*about, verdict=of_nothing(), refused=refused)
+    return SweepRow(*about, verdict=of_unjudged(), refused=refused)
 
 
 def _judged(case: SweepCase, threads: int) -> SweepRow:

@@ -56,7 +56,7 @@ class Templates:
 
     @property
     def verdict(self) -> str:
-        return of_check(self.parted, told=bool(self.chosen.conversations))
+        return of_check(self.parted, is_known=bool(self.chosen.conversations))
 
     @property
     def unreached(self) -> Sequence[tuple[int, str]]:

@@ -95,9 +95,12 @@ class Back:
     candidate: str
     lists: int
     parted: int
-    verdict: str
     mistakes: tuple[Mistake, ...]
     examples: tuple[Shown, ...]
+
+    @property
+    def verdict(self) -> str:
+        return of_check(self.parted)
 
 
 def back(
@@ -121,7 +124,7 @@ def back(
 
         found = asked(lists)
         progress("trying what may be wrong")
-        so_far = Back(model.name, name, len(lists), 0, of_check(False), (), ())
+        so_far = Back(model.name, name, len(lists), 0, (), ())
         return _judged(so_far, tokens, _ways(fields), lists, found, asked)
 
 
@@ -172,7 +175,7 @@ def _judged(
     examples = tuple(
         Shown(ids, tuple(tokens[i].stored for i in ids), read(tokens, ids, Way()), asked([ids])[0]) for ids in shown
     )
-    return replace(so_far, parted=len(parted), verdict=of_check(parted), mistakes=tuple(mistakes), examples=examples)
+    return replace(so_far, parted=len(parted), mistakes=tuple(mistakes), examples=examples)
 
 
 def read(tokens: Sequence[Token], ids: Ids, way: Way, mistake: Mistake | None = None) -> str:

@@ -195,7 +195,7 @@ class _Sides:
             agree = self.as_llama_cpp is not None and not {*doubted} & {*parted}
             return (self.other.name if agree and self.other is not None else ""), of_check(parted)
         if self.other is None:
-            return "", of_check(False, told=not doubted)
+            return "", of_check(False, is_known=not doubted)
         if {*doubted} & own:  # the candidate and the independent one agree, and llama.cpp does what it does not mean
             return LLAMA_CPP, of_check(doubted)
         return "", of_check(False)

@@ -17,7 +17,7 @@ from llamadiff.engines.batches import common, slipped
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
 from llamadiff.engines.weight_faults import weight_fault
 from llamadiff.judge.settings import stored_types
-from llamadiff.judge.verdict import of_check, of_nothing
+from llamadiff.judge.verdict import of_check, of_unjudged
 from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import INPUTS, Info
@@ -141,7 +141,7 @@ def weights(model: ModelFile, candidate: Trace) -> Iterator[Check]:
             continue
         tensor = name.removeprefix(WEIGHTS)
         if tensor not in model.weights:
-            yield Check(name, of_nothing(), "the file has no such tensor")
+            yield Check(name, of_unjudged(), "the file has no such tensor")
             continue
         fault = weight_fault(model, tensor, np.asarray(candidate[name], np.float32))
         yield Check(

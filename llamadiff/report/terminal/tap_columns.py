@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from llamadiff.judge.verdict import WRONG, of_check
+from llamadiff.judge.verdict import WRONG
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.columns import Column, fitted, line, titles, width_of
 from llamadiff.report.terminal.escape import number, times, tiny
@@ -88,8 +88,9 @@ def _strength(line: Line) -> str:
 
 
 def _verdict(page: Page, line: Line) -> Text:
-    if any(map(baseline_is_off, line.rows)) and line.verdict != WRONG:
-        return Text("BASELINE OFF", page.emphasis(of_check(line.rows)))
+    off = next((row.baseline_local for row in line.rows if baseline_is_off(row)), None)
+    if off is not None and line.verdict != WRONG:
+        return Text("BASELINE OFF", page.emphasis(off.verdict))
     wrong = line.verdict == WRONG
     return Text(line.verdict.upper() if wrong else line.verdict, page.emphasis(line.verdict))
 

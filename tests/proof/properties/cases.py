@@ -32,7 +32,7 @@ HOW = How(diagnose=False, partial=True)
 @dataclass(frozen=True)
 class Case:
     """What is run and how: the ``mistake`` is made as it is, or as ``scale`` times its error at its own tap, in all
-    layers or in the ``layer``.
+    layers or in the ``layer``; in another ``model`` than its own perhaps, which has more layers.
     """
 
     mistake: Unlisted
@@ -40,6 +40,7 @@ class Case:
     kind: str
     scale: float | None = None
     layer: int | None = None
+    model: str = "llama"
     tokens: tuple[int, ...] = TOKENS
 
     @property
@@ -58,12 +59,15 @@ def drawn(rng: np.random.Generator) -> Case:
         if able and word not in (*arithmetic.unrecorded, *arithmetic.elsewhere):
             kind = mistake.kind if rng.random() < 0.5 else KINDS[rng.integers(len(KINDS))]
             tokens = TOKENS[: rng.integers(2, len(TOKENS) + 1)] if rng.random() < 0.2 else TOKENS
-            return Case(mistake, arithmetic, kind, layer=None if rng.random() < 0.5 else 0, tokens=tokens)
+            deep = mistake.model == "llama" and rng.random() < 0.5  # layers after those in which lanes are left out
+            model, last = ("llama-deep", 5) if deep else (mistake.model, 1)
+            layer = None if rng.random() < 0.5 else int(rng.choice([0, last]))
+            return Case(mistake, arithmetic, kind, layer=layer, model=model, tokens=tokens)
 
 
 def path_of(case: Case, folder: Path) -> Path:
     """The model's file."""
-    return model_file(folder, case.mistake.model, case.kind)
+    return model_file(folder, case.model, case.kind)
 
 
 @lru_cache(maxsize=64)
@@ -110,8 +114,9 @@ def truth(case: Case, taps: Mapping[str, Array], folder: Path) -> Mapping[str, A
 
 
 def subset(rng: np.random.Generator, names: Sequence[str]) -> tuple[str, ...]:
-    """Some taps, the logits among them: the ends of layers, some whole layers, some kinds of taps, or any."""
-    way, share = rng.integers(4), rng.choice([0.1, 0.3, 0.7, 0.9])
+    """Some taps, and the logits: ends of layers, some whole layers, all but the last one's, some kinds of taps, any."""
+    way, share = rng.integers(5), rng.choice([0.1, 0.3, 0.7, 0.9])
+    last = max(name.rpartition("-")[2] for name in names if "-" in name)
     words = {word for word in {name.rpartition("-")[0] or name for name in names} if rng.random() < share}
     layers = {layer for layer in {name.rpartition("-")[2] for name in names} if rng.random() < 0.5}
 
@@ -121,7 +126,9 @@ def subset(rng: np.random.Generator, names: Sequence[str]) -> tuple[str, ...]:
             return (word or name) in ENDS
         if way == 1:
             return layer in layers or word == "l_out"
-        return (word or name) in words if way == 2 else rng.random() < share
+        if way == 2:
+            return (word or name) in words
+        return layer != last or word == "l_out" if way == 3 else rng.random() < share
 
     return tuple(name for name in names if kept(name))
 

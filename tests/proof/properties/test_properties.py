@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from llamadiff.judge import settled
+from llamadiff.judge import tap_verdicts
 from llamadiff.judge.evidence import Evidence
 from llamadiff.judge.schedule import Schedule
 from llamadiff.judge.verdict import SEVERITY
+from llamadiff.report.json import to_object
 from proof.properties import cases
 from proof.properties.cases import drawn, judged, right_run, run, shows, subset, verdicts
 
@@ -54,13 +56,13 @@ def test_the_schedule_does_not_matter(
         found = judged(case, taps, folder, names)
         usual, share = Schedule._settled, rng.choice([0.3, 1.0])
 
-        def settled(self, source, part, usual=usual, share=share, rng=rng):
+        def some_more(self, source, part, usual=usual, share=share, rng=rng):
             own = [lane for lane in self.replay.lanes if lane.source == source.name]
             needed = usual(self, source, part)
             return [lane for lane in own if lane in needed or rng.random() < share]
 
         with monkeypatch.context() as patched:
-            patched.setattr(Schedule, "_settled", settled)
+            patched.setattr(Schedule, "_settled", some_more)
             if share == 1:
                 patched.setattr(Schedule, "_likely", lambda self, part: self.every)
             whole = judged(case, taps, folder, names)
@@ -88,7 +90,7 @@ def test_more_error_is_never_milder(seeds: Iterator[np.random.Generator], folder
         names = subset(rng, list(right_run(case, folder))) if rng.random() < 0.7 else None
         found = []
         for scale in scales:
-            scaled = cases.replace(case, scale=float(scale))
+            scaled = replace(case, scale=float(scale))
             found.append(judged(scaled, run(scaled, folder), folder, names).verdict)
         assert SEVERITY.index(found[0]) <= SEVERITY.index(found[1]), (case, scales, names, found)
 
@@ -107,11 +109,8 @@ def test_order_does_not_matter(
             return Evidence.of([several[i] for i in rng.permutation(len(several))], assumed)
 
         with monkeypatch.context() as patched:
-            patched.setattr(settled, "Evidence", SimpleNamespace(of=of))
+            patched.setattr(tap_verdicts, "Evidence", SimpleNamespace(of=of))
             again = judged(case, taps, folder, shuffled)
         assert verdicts(again) == verdicts(found), (case, names)
-        assert judged(case, taps, folder, names).rows == found.rows or _has_nan(found), (case, names)
-
-
-def _has_nan(found) -> bool:
-    return "nan" in repr([row.local for row in found.rows])
+        second = judged(case, taps, folder, names)
+        assert to_object(second)["taps"] == to_object(found)["taps"], (case, names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llamadiff.judge.pattern.deviation import Fact
@@ -13,7 +13,7 @@ SURE, VARIANTS = "sure", "variants"
 
 
 @dataclass(frozen=True)
-class Held:
+class AllowedError:
     """Whether an allowance explains an error; and the largest one that would still be taken for rounding: of the whole
     tensor and of a row as NMSE, of a value as |error| / rms.
     """
@@ -25,7 +25,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Rough:
+class UnknownRounding:
     """What rounding in some unknown way might leave of a span: NMSE, by what would be rounded; and what to hold to it.
 
     ``kept``: what the tap's own precision leaves. ``plain``: the error under float32, ``nearest`` under the arithmetic
@@ -54,38 +54,46 @@ class Printed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class TapEvidence:
+    """What one tap tells of its engine's arithmetic.
+
+    ``kinds``: what its ops multiply by, or are; ``product``: the first, of a product alone. ``seen``: policies that the
+    tap shows; ``unseen``: those that it refutes; others were not tried, or cannot be told. ``labels``: what each kind
+    is rounded to if the tap is right, as far as it tells, in so many ``distinct_rows``. ``rounding_correlation``: how
+    far a span's errors go with those of each policy's rounding, in standard deviations of chance.
+    """
+
+    kinds: frozenset[str] = frozenset()
+    product: str | None = None
+    seen: frozenset[str] = frozenset()
+    unseen: frozenset[str] = frozenset()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    distinct_rows: int = 0
+    rounding_correlation: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TapMeasurement:
     """A tap against what the engine computes from the same trace's inputs, under the arithmetic that fits best.
 
-    ``label`` is what that rounds to; ``limit`` the NMSE that right arithmetic has; ``even``: no value, row or whole is
-    beyond it. ``held``: the allowances that were tried, by SURE, VARIANTS or a policy; ``apart``: by policy, the NMSE
-    by which it differs from the one that rounds least. ``seen``: policies that the tap shows; ``unseen``: those that it
-    refutes; others were not tried, or cannot be told. ``followed``: how far a span's errors go with those of each
-    policy's rounding, in standard deviations of chance. ``labels``: what each kind of operand is rounded to if the tap
-    is right, as far as it tells, in ``rows`` that differ. ``kinds``: what its ops multiply by, or are; ``product``: the
-    first, of a product alone. ``blind``: it rounds to eight bits, and nobody knows how. ``own``: llama.cpp's. The other
-    fields are those of a Local.
+    ``label`` is what that rounds to; ``limit`` the NMSE that right arithmetic has; ``is_even``: no value, row or whole
+    is beyond it. ``allowances``: those that were tried, by SURE, VARIANTS or a policy; ``policy_distances``: by policy,
+    the NMSE by which it differs from the one that rounds least. ``unknown_q8``: it rounds to eight bits, and nobody
+    knows how. The other fields are those of a Local.
     """
 
     nmse: float
     per_token: tuple[float, ...]
     label: str
     limit: float
-    even: bool
-    held: Mapping[str, Held]
+    is_even: bool
+    allowances: Mapping[str, AllowedError]
+    evidence: TapEvidence = TapEvidence()
     least: float = 0.0
-    apart: Mapping[str, float] = field(default_factory=dict)
-    seen: frozenset[str] = frozenset()
-    unseen: frozenset[str] = frozenset()
-    followed: Mapping[str, float] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    rows: int = 0
-    kinds: frozenset[str] = frozenset()
-    product: str | None = None
-    rough: Rough = Rough()
+    policy_distances: Mapping[str, float] = field(default_factory=dict)
+    unknown_rounding: UnknownRounding = UnknownRounding()
     printed: Printed | None = None
-    blind: bool = False
-    own: bool = False
+    unknown_q8: bool = False
     span: tuple[str, ...] = ()
     token: int | None = None
     index: tuple[int, ...] = ()
@@ -100,7 +108,9 @@ class Measured:
     @property
     def is_match(self) -> bool:
         """Whether it matches, whatever other taps show."""
-        return self.even or (self.nmse <= self.limit and self.held[SURE].fits)
+        return matches(self.is_even, self.nmse, self.limit, self.allowances)
 
 
-Fitting = Sequence[frozenset[str]]  # the policies that fit, for each phase
+def matches(is_even: bool, nmse: float, limit: float, allowances: Mapping[str, AllowedError]) -> bool:
+    """Whether an error is a match's in every part, or as a whole where the surest allowance explains its parts."""
+    return is_even or (nmse <= limit and allowances[SURE].fits)

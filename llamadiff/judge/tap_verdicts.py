@@ -9,16 +9,15 @@ from dataclasses import replace
 from llamadiff.judge.evidence import Evidence, assumed_of
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
-from llamadiff.judge.measured import Measured
-from llamadiff.judge.verdict import MATCH, WRONG, Ruling, followed, of_tap
+from llamadiff.judge.measurement import TapMeasurement
+from llamadiff.judge.verdict import WRONG, Ruling, after_wrong_partial, of_tap
 from llamadiff.numerics import half_sums
-from llamadiff.numerics.policies import NATIVE
 
 
-def settled(findings: Sequence[Finding], sources: Mapping[str, Source]) -> list[Finding]:
+def judge_taps(findings: Sequence[Finding], sources: Mapping[str, Source]) -> list[Finding]:
     """The findings, each source's taps judged by what all of them show."""
     shown = {
-        name: Evidence.of(_of(findings, name), assumed_of(bool(source.reading), name == "baseline", NATIVE))
+        name: Evidence.of(_of(findings, name), assumed_of(bool(source.reading), name == "baseline"))
         for name, source in sources.items()
     }
     partial, wrong = sources["candidate"].trace.known if "candidate" in sources else {}, set[str]()
@@ -29,7 +28,7 @@ def settled(findings: Sequence[Finding], sources: Mapping[str, Source]) -> list[
         if own is not None and own.verdict == WRONG:
             before = next((name for name in own.span if name in wrong), None)
             if before is not None:
-                ruling = followed(own.verdict, before)
+                ruling = after_wrong_partial(own.verdict, before)
                 local["candidate"] = replace(
                     own, verdict=ruling.verdict, facts=(), reasons=(*own.reasons, *ruling.reasons)
                 )
@@ -39,24 +38,23 @@ def settled(findings: Sequence[Finding], sources: Mapping[str, Source]) -> list[
     return out
 
 
-def _of(findings: Sequence[Finding], name: str) -> Iterator[Measured]:
+def _of(findings: Sequence[Finding], name: str) -> Iterator[TapMeasurement]:
     return (finding.measured[name] for finding in findings if name in finding.measured)
 
 
-def local_of(m: Measured, ruling: Ruling) -> Local:
+def local_of(m: TapMeasurement, ruling: Ruling) -> Local:
     """A tap's own error with its verdict."""
-    held = ruling.held
-    assert held is not None
+    allowance = ruling.allowance
+    assert allowance is not None
     is_wrong = ruling.verdict == WRONG
-    own_match = m.own and ruling.verdict == MATCH
-    whole, row, value = (m.limit, held.row, held.value) if own_match else (held.whole, held.row, held.value)
+    slack = m.printed.slack if m.printed is not None else 0.0
     return Local(
-        nmse=m.nmse, arithmetic=None if is_wrong or ruling.unclear else m.label, limit=m.limit, noise_limit=whole,
-        verdict=ruling.verdict, token=m.token, index=m.index, expected=m.expected, recorded=m.recorded,
-        per_token=m.per_token, span=m.span, facts=m.facts if is_wrong else (), least=m.least,
-        hides=max(whole, m.printed.slack if m.printed is not None else 0.0), hides_row=row, hides_value=value,
-        unclear=ruling.unclear, exact=ruling.exact, not_finite=m.not_finite, opened=m.opened,
-        open_tokens=m.open_tokens, sketched=m.sketched, reasons=ruling.reasons,
+        nmse=m.nmse, arithmetic=None if is_wrong or ruling.unclear else m.label, limit=m.limit,
+        noise_limit=allowance.whole, verdict=ruling.verdict, reasons=ruling.reasons, unclear=ruling.unclear,
+        exact=ruling.exact, facts=m.facts if is_wrong else (), least=m.least, span=m.span, sketched=m.sketched,
+        hides=max(allowance.whole, slack), hides_row=allowance.row, hides_value=allowance.value,
+        token=m.token, index=m.index, expected=m.expected, recorded=m.recorded, per_token=m.per_token,
+        not_finite=m.not_finite, opened=m.opened, open_tokens=m.open_tokens,
     )  # fmt: skip
 
 
