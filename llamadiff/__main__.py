@@ -29,7 +29,7 @@ def _command() -> object:
         from llamadiff.llamacpp import child
 
         child.begin()
-    from llamadiff.cli.commands import app
+    from llamadiff.cli.app import app
 
     return app(words or ["--help"], standalone_mode=False)
 

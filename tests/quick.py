@@ -17,7 +17,7 @@ import pytest
 from models.random_models import NAMES
 from proof.injected.base import Injection
 
-ROOM = re.compile("^tests/[^/]+/")
+ROOM = re.compile("^tests/(ext/)?[^/]+/")
 
 
 def mark_slow(items: Iterable[pytest.Item]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from optional import program
 
-SERVER = Path(__file__).parent / "proof" / "servers" / "server.js"
+SERVER = Path(__file__).parent / "ext" / "server" / "proof" / "server.js"
 LISTENING = "listening on "
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
+from llamadiff import plugins
 from llamadiff.candidates.foreign import refuse_foreign
 from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.name_map import Map, identity_map
@@ -30,8 +31,8 @@ from llamadiff.trace.reader import Trace
 
 Candidate: TypeAlias = Trace | str | Path | Callable[..., Any]  # a trace, what --candidate takes, or a function
 
-# The first that ``matches`` takes a --candidate.
-KINDS = ("llama_cpp", "server", "gguf_file", "command", "dump", "log", "trace_file", "transformers")
+# Modules; the first that ``matches`` takes a --candidate, those of slices before these.
+KINDS = tuple(f"llamadiff.candidates.{kind}" for kind in ("gguf_file", "command", "dump", "log", "trace_file"))
 
 
 def open_candidate(candidate: Candidate) -> Opened:
@@ -74,8 +75,9 @@ class Source(Protocol):
 def source_of(spec: str) -> Source:
     """The module of the kind of source that a ``--candidate`` names. Raises UserError if it names none."""
     refuse_foreign(spec)
-    for kind in KINDS:
-        source = cast("Source", import_module(f"llamadiff.candidates.{kind}"))
+    of_slices = [kind for kinds in plugins.each(lambda each: each.sources()) for kind in kinds]
+    for kind in (*of_slices, *KINDS):
+        source = cast("Source", import_module(kind))
         if source.matches(spec):
             return source
     check_regular(Path(spec), "a trace, a dump or a command")

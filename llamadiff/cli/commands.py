@@ -1,17 +1,17 @@
-"""The commands that judge. Each parses, calls, renders and exits: 0 match or noise, 1 wrong, 2 could not tell."""
+"""The core's commands. Each parses, calls, renders and exits: 0 match or noise, 1 wrong, 2 could not tell."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llamadiff.cli import listings
-from llamadiff.cli.inputs import Asked, prompt_or_trace, rules_of, token_ids, two_traces
-from llamadiff.cli.more import port, replay, sweep, template, tiny, tokens, variants, vectors, watch, weights
+from llamadiff.cli.command import JUDGE, LEARN, Command
+from llamadiff.cli.inputs import Asked, prompt_or_trace, rules_of, settings_of, token_ids, two_traces
 from llamadiff.cli.options import (
     Annotate,
     Candidate,
@@ -38,9 +38,7 @@ from llamadiff.cli.options import (
     PromptOrTrace,
     Recorded,
     Sketch,
-    Spend,
     Steps,
-    Text,
     Timeout,
     Tokens,
     Tolerance,
@@ -48,8 +46,7 @@ from llamadiff.cli.options import (
     finish,
 )
 from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
-from llamadiff.extras.formats import OF_PORT, OF_SWEEP, OF_TEMPLATES, OF_TOKENS
-from llamadiff.report.formats import OF_OPS, OF_VARIANTS, OF_WATCH, OF_WEIGHTS
+from llamadiff.report.formats import OF_OPS
 from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import make_room
@@ -57,32 +54,6 @@ from llamadiff.system.output import make_room
 if TYPE_CHECKING:
     from llamadiff.engines.run_spec import How
     from llamadiff.result.comparison import Comparison
-
-BEGINNING = 32  # words of a text, that are the prompt where none is given
-app = typer.Typer(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-    help="Says which operation of an LLM inference engine is wrong, since which layer, and why: "
-    "llama.cpp and an independent NumPy engine run the same tokens, and every tap is compared.",
-    epilog="Exit codes: 0 right, 1 wrong, 2 could not tell; 70 a fault of llamadiff's own.",
-)
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        from llamadiff import __version__
-
-        typer.echo(f"llamadiff {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def llamadiff(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.", metavar="")
-    ] = False,
-) -> None:
-    """Options that need no command."""
 
 
 def compare(
@@ -99,30 +70,14 @@ def compare(
         "engine": engine, "explain": explain, "partial": partial, "name_map": name_map, "timeout": timeout,
         "expect": token_ids(expect, "--expect"), "steps": steps,
     }  # fmt: skip
-    _compare(model, asked, candidate, tolerance, fail_on, reports, more, [("the steps", steps)])
+    compared(model, asked, candidate, tolerance, fail_on, reports, more, [("the steps", steps)])
 
 
-def loss(
-    model: Model,
-    other: Annotated[Path, typer.Argument(help="Another .gguf of the same model.", metavar="OTHER")],
-    prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, text: Text = None, spend: Spend = None,
-    llama_cpp: LlamaCpp = None, fail_on: FailOn = "wrong", *, reports: Reports,
-) -> None:  # fmt: skip
-    """What the types of another file of the model cost, and where: on the prompt or a text's beginning, and over it."""
-    from llamadiff.cli.inputs import as_typed, costing_of
-
-    costing = costing_of(other, text, spend)
-    if prompt is None and tokens is None and costing.text is not None:
-        prompt = as_typed(" ".join(costing.text.split()[:BEGINNING]))
-    asked = Asked(prompt, tokens, chat, 0, llama_cpp)
-    _compare(model, asked, str(other), None, fail_on, reports, {"costing": costing}, [("the text", text)])
-
-
-def _compare(
+def compared(
     model: Path, asked: Asked, candidate: str | None, tolerance: Path | None, fail_on: str, reports: Reports,
     more: Mapping[str, Any], files: Sequence[Named] = (),
 ) -> None:  # fmt: skip
-    """llama.cpp's process gets ready while what judges is imported."""
+    """Run and judge; llama.cpp's process gets ready while what judges is imported."""
     from llamadiff.llamacpp.child import Child
 
     settings = asked.settings
@@ -186,29 +141,16 @@ def diff(
 ) -> None:  # fmt: skip
     """Compare two traces; with --model, judge every op of both."""
     how = {"explain": explain, "partial": partial, "expect": token_ids(expect, "--expect")}
-    result = _diffed(baseline, candidate, model, tolerance, reports, how)
+    result = diffed(baseline, candidate, model, tolerance, reports, how)
     reports.write(result)
     finish(result.verdict, fail_on)
 
 
-def diagnose(
-    baseline: Baseline, candidate: UnderTest,
-    model: Annotated[Path, typer.Option("--model", help="The .gguf file.", show_default=False)],
-    explain: Explain = 0.0, partial: Partial = False, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
-    *, reports: Reports,
-) -> None:  # fmt: skip
-    """Say why the candidate is wrong: every known bug is replayed on what it recorded."""
-    from llamadiff.report.terminal.report import make_console, render_causes
-
-    result = _diffed(baseline, candidate, model, tolerance, reports, {"explain": explain, "partial": partial})
-    reports.write(result, lambda found: render_causes(found, make_console()))
-    finish(result.verdict, fail_on)
-
-
-def _diffed(
+def diffed(
     baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None, reports: Reports,
     how: Mapping[str, Any],
 ) -> Comparison:  # fmt: skip
+    """Two traces, compared."""
     from llamadiff.verbs import verbs
 
     refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.named)
@@ -281,6 +223,23 @@ def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, r
     finish(verdict_of(found), "wrong")
 
 
+def replay(
+    paths: Annotated[list[Path], typer.Argument(help="Ops that backend --keep saved.", metavar="OP...")],
+    llama_cpp: LlamaCpp = None,
+    *,
+    reports: Reports,
+) -> None:
+    """Run saved ops again through ggml's own API, on any build and device, and say how far off they are."""
+    from llamadiff.report.op_runs import line_of
+    from llamadiff.result.comparison import verdict_of
+    from llamadiff.verbs.one_op import run_ops
+
+    refuse_collisions([("the op", path) for path in paths], reports.named)
+    found = run_ops(paths, settings_of(llama_cpp))
+    reports.write(found, lambda runs: typer.echo("\n".join(map(line_of, runs))))
+    finish(verdict_of(found))
+
+
 def demo() -> None:
     """Compare the shipped model, right and then with a bug in it."""
     from llamadiff.report.terminal.report import say
@@ -308,79 +267,61 @@ def _shown(text: object) -> str:
     return shown(str(text), 4000, plain=os.sep)
 
 
-_EXAMPLES = {
-    "compare": (
-        'llamadiff compare model.gguf "Once upon a time"       is llama.cpp right on this machine?',
-        "llamadiff compare model.gguf mine.safetensors         is my engine?",
-        'llamadiff compare good.gguf "Once" --candidate small.gguf   what does its quantization cost, and where?',
-        'llamadiff compare model.gguf "Once" --candidate "cmd: ./engine --tokens {tokens} --dump {out}"',
+COMMANDS = (
+    Command(
+        JUDGE,
+        with_reports(compare, keeps=True),
+        (
+            'llamadiff compare model.gguf "Once upon a time"       is llama.cpp right on this machine?',
+            "llamadiff compare model.gguf mine.safetensors         is my engine?",
+            'llamadiff compare good.gguf "Once" --candidate small.gguf   what does its quantization cost, and where?',
+            'llamadiff compare model.gguf "Once" --candidate "cmd: ./engine --tokens {tokens} --dump {out}"',
+        ),
     ),
-    "capture": ('llamadiff capture model.gguf "Once upon a time" -o right.safetensors',),
-    "diff": ("llamadiff diff right.safetensors mine.safetensors --model model.gguf",),
-    "diagnose": ("llamadiff diagnose right.safetensors mine.safetensors --model model.gguf",),
-    "backend": ('llamadiff backend model.gguf "Once" --n-predict 4 --llama-cpp flash_attn=on --keep wrong-ops',),
-    "watch": (
-        "llamadiff watch -- llama-mtmd-cli -m model.gguf --mmproj mmproj.gguf --image cat.png -p What?",
-        "llamadiff watch --every 50 -o report.html -- llama-server -m model.gguf",
+    Command(
+        JUDGE,
+        capture,
+        ('llamadiff capture model.gguf "Once upon a time" -o right.safetensors',),
     ),
-    "variants": (
-        'llamadiff variants model.gguf "Once upon a time"',
-        'llamadiff variants model.gguf "Once" --only kv=q8_0,flash_attn=on --only dir=../llama.cpp',
+    Command(
+        JUDGE,
+        with_reports(diff),
+        ("llamadiff diff right.safetensors mine.safetensors --model model.gguf",),
     ),
-    "port": (
-        'llamadiff port model.gguf checkpoint/ "Once upon a time"',
-        'llamadiff port model.gguf model.py:load "Once" --llama-cpp ../llama.cpp',
+    Command(
+        JUDGE,
+        with_reports(backend),
+        ('llamadiff backend model.gguf "Once" --n-predict 4 --llama-cpp flash_attn=on --keep wrong-ops',),
     ),
-    "tiny": ("llamadiff tiny checkpoint/ -o tiny/ --converter ../llama.cpp/convert_hf_to_gguf.py --golden",),
-    "tokens": (
-        "llamadiff tokens model.gguf                                      is llama.cpp's tokenizer right?",
-        'llamadiff tokens model.gguf --candidate "./engine --tokenize"    is mine?',
-        "llamadiff tokens model.gguf --candidate tokenizer.json",
+    Command(
+        JUDGE,
+        with_files(replay, OF_OPS),
+        ("llamadiff replay wrong-ops/*.safetensors --llama-cpp ../llama.cpp",),
     ),
-    "template": (
-        'llamadiff template model.gguf --candidate "./engine --render"',
-        "llamadiff template model.gguf --candidate engine.py:render -o report.json",
-        "llamadiff template model.gguf --candidate chat_template.jinja    are two templates the same?",
+    Command(
+        JUDGE,
+        with_reports_of_several(check),
+        (
+            "llamadiff check captures/ --fail-on noise             are the recordings right?",
+            'llamadiff check captures/ --candidate "cmd: ./engine --tokens {tokens} --dump {out}"   is your engine?',
+        ),
     ),
-    "replay": ("llamadiff replay wrong-ops/*.safetensors --llama-cpp ../llama.cpp",),
-    "check": (
-        "llamadiff check captures/ --fail-on noise             are the recordings right?",
-        'llamadiff check captures/ --candidate "cmd: ./engine --tokens {tokens} --dump {out}"   is your engine?',
+    Command(
+        LEARN,
+        listings.taps,
+        ("llamadiff taps model.gguf --json",),
     ),
-    "taps": ("llamadiff taps model.gguf --json",),
-    "writer": ("llamadiff writer rust --model model.gguf > trace_writer.rs",),
-    "graph": ("llamadiff graph model.gguf --layer 0",),
-    "weights": (
-        "llamadiff weights model.gguf               is anything odd in it?",
-        "llamadiff weights model.gguf other.gguf    how far are two files?",
-        "llamadiff weights model.gguf checkpoint/   was it converted rightly?",
+    Command(
+        LEARN,
+        listings.graph,
+        ("llamadiff graph model.gguf --layer 0",),
     ),
-    "loss": ("llamadiff loss good.gguf small.gguf --text wiki.txt --spend 64M",),
-    "sweep": (
-        "llamadiff sweep cases.toml                             models x prompts x candidates x settings",
-        "llamadiff sweep cases.toml --scheduler tcp://host:8786  on a Dask cluster",
+    Command(
+        LEARN,
+        demo,
     ),
-    "vectors": ("llamadiff vectors blocks/",),
-    "explain": ("llamadiff explain rope-layout",),
-    "bugs": ("llamadiff bugs rope-layout", "llamadiff bugs epsilon"),
-}
-_JUDGE, _FILE, _LEARN = "Judge", "The file", "Look up"
-_COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    _JUDGE: (
-        with_reports(compare, keeps=True), capture, with_reports(diff), with_files(diagnose), with_reports(backend),
-        with_files(watch, OF_WATCH),
-        with_files(replay, OF_OPS), with_files(variants, OF_VARIANTS), with_files(port, OF_PORT), tiny,
-        with_files(tokens, OF_TOKENS), with_files(template, OF_TEMPLATES), with_reports_of_several(check),
-        with_files(sweep, OF_SWEEP),
+    Command(
+        LEARN,
+        listings.doctor,
     ),
-    _FILE: (with_files(weights, OF_WEIGHTS), with_reports(loss), vectors),
-    _LEARN: (
-        listings.taps, listings.writer, listings.graph, listings.bugs, listings.explain, demo, listings.doctor,
-    ),
-}  # fmt: skip
-
-for _panel, _commands in _COMMANDS.items():
-    for _command in _commands:
-        _lines = _EXAMPLES.get(_command.__name__, ())
-        _epilog = "\n\n".join(("Examples:", *_lines)) if _lines else None
-        app.command(rich_help_panel=_panel, epilog=_epilog)(_command)
+)

@@ -19,7 +19,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
 
 if TYPE_CHECKING:
-    from llamadiff.engines.run_spec import Costing, Rules, Run
+    from llamadiff.engines.run_spec import Rules, Run
     from llamadiff.llamacpp.request import Settings
 
 MAX_TOKENS_FILE = 1 << 24  # bytes
@@ -76,7 +76,7 @@ class Asked:
 def settings_of(words: Sequence[str] | None) -> Settings:
     """llama.cpp's settings from the values of ``--llama-cpp``."""
     from llamadiff.llamacpp.capture import probe
-    from llamadiff.llamacpp.variation import settings_of as read
+    from llamadiff.llamacpp.settings_words import settings_of as read
 
     settings = read(words or ())
     if settings.device != LIST:
@@ -188,19 +188,6 @@ def as_typed(prompt: str) -> str:
 def _file_in(text: str | None) -> str | None:
     """The file of a value ``@FILE``."""
     return text[1:] if text is not None and text[:1] == FILE != text[1:2] and text[1:] else None
-
-
-def costing_of(other: Path, text: Path | None, spend: str | None) -> Costing:
-    """What is asked of another file of the model. Raises UserError where it is none."""
-    from llamadiff.candidates.gguf_file import is_model_file
-    from llamadiff.engines.run_spec import Costing
-
-    if not is_model_file(other):
-        raise UserError(f"{other}: is no .gguf file; give another file of the model")
-    read = read_text(text, MAX_TEXT_FILE, "a text as UTF-8") if text is not None else None
-    if read is not None and not read.strip():
-        raise UserError(f"{text}: is empty; give a text")
-    return Costing(read, text.name if text is not None else None, bytes_of(spend) if spend is not None else 0)
 
 
 def bytes_of(text: str, option: str = "--spend") -> int:

@@ -1,8 +1,7 @@
-"""The commands that list: taps, writers, graphs, known bugs, and what is installed."""
+"""The commands that list: taps, graphs, and what is installed."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,24 +26,6 @@ def taps(
         listing.print_taps(found, tokens)
 
 
-def writer(
-    language: Annotated[str, typer.Argument(help="c, cpp, rust, js, python, java, go or zig.")],
-    model: Annotated[
-        Path | None, typer.Option("--model", help="A .gguf file: print the lines that add its taps too.")
-    ] = None,
-) -> None:
-    """Print a writer of the trace file, without dependencies, to paste into an engine."""
-    from llamadiff.candidates import writers
-
-    writers.check_language(language)
-    source = writers.source(language)
-    if model is not None:
-        from llamadiff.engines.select import runnable
-
-        source += "\n" + writers.add_lines(language, runnable(model, 14))
-    typer.echo(source, nl=False)
-
-
 def graph(
     model: Model,
     tokens: Annotated[int, typer.Option("--n-tokens", min=1, max=256, help="Shapes for a prompt of this many.")] = 2,
@@ -58,26 +39,6 @@ def graph(
 
     nodes = listing.of_layer(verbs.list_nodes(model, tokens, settings_of(llama_cpp)), layer)
     typer.echo(listing.as_dot(nodes), nl=False) if dot else listing.print_tree(nodes)
-
-
-def bugs(
-    word: Annotated[
-        str | None, typer.Argument(help="A bug's name, or a word to look for.", metavar="NAME|WORD")
-    ] = None,
-) -> None:
-    """List the known bugs: what each is, where it shows, what to do about it."""
-    from llamadiff.report import listing
-
-    listing.print_bugs(word)
-
-
-def explain(
-    name: Annotated[str, typer.Argument(help="A bug's name, as reports and llamadiff bugs have it.", metavar="ID")],
-) -> None:
-    """Print a known bug's page: what it is, how it looks, how to mend it, with the right op in C, Rust and Python."""
-    from llamadiff.report.listing import explanation
-
-    typer.echo(explanation(name))
 
 
 def doctor(llama_cpp: LlamaCpp = None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamadiff.report.formats import FORMATS, OF_SEVERAL, About, Format
+from llamadiff.report.formats import About, Format, formats, of_several
 from llamadiff.system.collisions import STANDARD_OUTPUT, Named
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import add_text, check_text_target, encoded, write_text
@@ -158,17 +158,17 @@ Full = Annotated[
 
 def with_reports(command: Callable[..., None], keeps: bool = False) -> Callable[..., None]:
     """A command that is given its ``reports``: it gets -o and --full; ``keeps``: -o DIR/ keeps the traces."""
-    return _with_options(command, FORMATS, keeps, {"full": (Full, False)})
+    return _with_options(command, formats(), keeps, {"full": (Full, False)})
 
 
-def with_files(command: Callable[..., None], formats: Sequence[Format] = FORMATS) -> Callable[..., None]:
+def with_files(command: Callable[..., None], own: Sequence[Format] | None = None) -> Callable[..., None]:
     """The same for a command whose report on the terminal has one length."""
-    return _with_options(command, formats, False, {})
+    return _with_options(command, own or formats(), False, {})
 
 
 def with_reports_of_several(command: Callable[..., None]) -> Callable[..., None]:
     """The same for a command that tells of several traces, in a line for each."""
-    return with_files(command, OF_SEVERAL)
+    return with_files(command, of_several())
 
 
 def _with_options(

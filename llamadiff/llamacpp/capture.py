@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llamaref import Weights
 
+from llamadiff import plugins
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.dequantize import Dequantizer
@@ -55,7 +56,8 @@ def prepared(request: Request) -> Request:
     files = request.files or (request.model,)
     describes = request.nodes or request.graph is not None or request.keep_graph
     weights = request.weights or (tuple(Weights(request.model)) if describes else ())
-    return replace(request, weights=weights, alone=all(map(is_remembered, files)))
+    listener = plugins.first(lambda each: each.listener) or ""
+    return replace(request, weights=weights, alone=all(map(is_remembered, files)), listener=listener)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,12 @@
 
 ``load``, ``tokenize`` (``-plain``: with nothing added) and ``pieces`` are about a request's model; ``quantize`` about
 float32 values in its ``data``, rows of types that ``texts`` name (``Q4_K 8 2048``: eight rows of 2048), of which blocks
-are told; ``run`` about single ops; ``pair`` about two files of one model.
+are told; ``run`` about single ops. Slices have errands of their own, which are asked for as ``module:function``.
 """
 
 from __future__ import annotations
 
 import base64
-import ctypes
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -16,15 +15,11 @@ from functools import lru_cache, partial
 
 from llamadiff.llamacpp.blocks import blocks_of
 from llamadiff.llamacpp.feed import Feed
-from llamadiff.llamacpp.interface import Handle, Library, Loading, Room
+from llamadiff.llamacpp.interface import Handle, Library, Loading
 from llamadiff.llamacpp.request import Request, Say
-from llamadiff.llamacpp.session import Quiet, asked, ids_of, load, made_context, piece_of
+from llamadiff.llamacpp.session import Quiet, ids_of, load, piece_of
 from llamadiff.llamacpp.tensors import Tensor
-from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UnrunnableError
-
-NO_ROPE = -1  # LLAMA_ROPE_TYPE_NONE
-STATES = ("llama_model_is_recurrent", "llama_model_is_hybrid")
 
 
 def load_only(library: Library, request: Request, say: Say, feed: Feed) -> None:
@@ -79,15 +74,6 @@ def quantize(library: Library, request: Request, say: Say, feed: Feed) -> None:
         at += size
 
 
-def run_pair(library: Library, request: Request, say: Say, feed: Feed) -> None:
-    """Two files of one model, side by side: their logits, and those that each trial of ``texts`` comes to."""
-    from llamadiff.llamacpp.two_files import TwoFiles
-
-    library.lib.llama_backend_init()
-    with Quiet(library):
-        TwoFiles(library, request).run(say, feed)
-
-
 def run_ops(library: Library, request: Request, say: Say, feed: Feed) -> None:
     """Saved ops (``texts`` describe them) on the device of the settings; what each gives is told."""
     from llamadiff.llamacpp.run_op import OpRunner, SavedOp
@@ -105,24 +91,7 @@ def _tell_result(feed: Feed, number: int, node: Tensor) -> None:
     feed.send({"ran": number, "node": node.said()}, node.data)
 
 
-def tell_memory(library: Library, request: Request, say: Say, feed: Feed) -> None:
-    """What the memory of a model's contexts is (schedule.py: Abilities)."""
-    library.lib.llama_backend_init()
-    with Quiet(library):
-        model = load(library, request)
-        kind = NUMBERS[request.settings.type_k.upper()], NUMBERS[request.settings.type_v.upper()]
-        context = made_context(library, model, request, Room(256, 32, 32, 2, *kind, request.settings.flash_attn, 1))
-        memory = library.lib.llama_get_memory(context)
-        shifts = bool(memory) and bool(library.lib.llama_memory_can_shift(memory))
-        states = any(asked(library.lib, name, model, ctypes.c_bool) for name in STATES)
-        rope = asked(library.lib, "llama_model_rope_type", model)
-        say(states=states, window=asked(library.lib, "llama_model_n_swa", model), shifts=shifts, turns=rope != NO_ROPE)
-        library.lib.llama_free(context)
-        library.lib.llama_model_free(model)
-
-
 ERRANDS: Mapping[str, Callable[[Library, Request, Say, Feed], None]] = {
     "load": load_only, "tokenize": tokenize_all,
     "tokenize-plain": partial(tokenize_all, special=False), "pieces": pieces_all, "quantize": quantize, "run": run_ops,
-    "pair": run_pair, "memory": tell_memory,
 }  # fmt: skip

@@ -15,8 +15,8 @@ from math import isnan
 from typing import Any
 
 from llamadiff.llamacpp.feed import Feed
-from llamadiff.llamacpp.given import Given
 from llamadiff.llamacpp.interface import ABORT, Handle, Library, Room
+from llamadiff.llamacpp.passes import Listener, NoListener, named
 from llamadiff.llamacpp.probes import rounded_probes
 from llamadiff.llamacpp.request import LONG, PLAIN, SCORES, Request, Say, Settings
 from llamadiff.llamacpp.session import SMALL_MODEL, asked, made_context
@@ -49,7 +49,7 @@ class Observer:
         self.weights = frozenset(request.weights)
         self.at_once = self._together()
         self.start = self.rows = self.n_ctx = 0
-        self.given = Given(feed)
+        self.given: Listener = (named(request.listener) if request.listener else NoListener)(feed)
         self._tell(NOTHING)
         self.places: set[int] = set()
         self.place = -1

@@ -21,12 +21,13 @@ from llamaref import Weights
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from llamadiff import plugins
 from llamadiff.ggml.graph import GRAPH
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.graph_recorder import Alignment, GraphRecorder
-from llamadiff.llamacpp.inputs import Inputs
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.nodes import BYTE_ORDERS, Node
+from llamadiff.llamacpp.passes import NoCheck, PassCheck
 from llamadiff.llamacpp.quantizing import way_of
 from llamadiff.llamacpp.request import Request, no_tap_fits
 from llamadiff.llamacpp.steps import DECODE, Step
@@ -119,9 +120,10 @@ class RunReader:
         self.inputs.told(answer, data, self.order)
 
     @cached_property
-    def inputs(self) -> Inputs:
+    def inputs(self) -> PassCheck:
         """What passes were given, held against what was run before."""
-        return Inputs()
+        check: PassCheck | None = plugins.first(lambda each: each.pass_check())
+        return check or NoCheck()
 
     def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """Some tokens are run."""

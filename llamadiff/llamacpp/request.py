@@ -80,10 +80,10 @@ class Way:
     """How tokens go through a context, where every way should come to the same.
 
     ``ubatch``: so many of a batch at a time (0: all); ``steps``: what is done to contexts instead, the tokens among
-    others; ``reused``: llama.cpp may compute a graph again that it has made; without ``callback`` nobody looks on, and
-    the logits alone are recorded. ``rotated``: a quantized cache is rotated before, as llama.cpp does by itself, and no
-    other engine. ``rope_base``, ``rope_scale``: RoPE's, where they are not the file's (0): positions are multiplied by
-    the scale.
+    others, by a slice's ``observer`` (passes.py); ``reused``: llama.cpp may compute a graph again that it has made;
+    without ``callback`` nobody looks on, and the logits alone are recorded. ``rotated``: a quantized cache is rotated
+    before, as llama.cpp does by itself, and no other engine. ``rope_base``, ``rope_scale``: RoPE's, where they are not
+    the file's (0): positions are multiplied by the scale.
     """
 
     ubatch: int = 0
@@ -93,6 +93,7 @@ class Way:
     rotated: bool = False
     rope_base: float = 0.0
     rope_scale: float = 0.0
+    observer: str = ""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Way:
@@ -120,7 +121,7 @@ class Request:
     run at a time (0: all), and ``most`` windows at most (0: all).
     ``weights``: names of the file's tensors, whose values nobody wants to be told; ``alone``: nothing else needs a core
     meanwhile; ``data``: bytes for an errand, in base64. ``pooled``: the text is
-    embedded, with the model's pooling.
+    embedded, with the model's pooling. ``listener``: what tells of the inputs of passes (passes.py).
     """
 
     model: str
@@ -156,6 +157,7 @@ class Request:
     alone: bool = False
     data: str = ""
     pooled: bool = False
+    listener: str = ""
 
     @property
     def layer_range(self) -> range | None:

@@ -8,9 +8,9 @@ from queue import Queue
 from llamadiff.llamacpp.feed import Feed, Voice
 from llamadiff.llamacpp.interface import Library
 from llamadiff.llamacpp.observer import Observer
+from llamadiff.llamacpp.passes import named
 from llamadiff.llamacpp.request import TOKENIZING, Request
 from llamadiff.llamacpp.session import Loaded, Quiet, load, tokenize, without_bos
-from llamadiff.llamacpp.stepper import Stepper
 
 
 def run(
@@ -26,7 +26,7 @@ def run(
     if request.errand:
         from llamadiff.llamacpp.errands import ERRANDS
 
-        ERRANDS[request.errand](library, request, voice, feed)
+        (ERRANDS.get(request.errand) or named(request.errand))(library, request, voice, feed)
         feed.tell()
         voice(done=True)
         return
@@ -45,8 +45,8 @@ def run(
         tokens = list(request.tokens) or tokenize(library, model, request)
         voice(tokens=tokens, loaded=time.perf_counter() - started)
         voice(phase="running llama.cpp")
-        kind = Stepper if request.way.steps else Observer
-        observer = kind(library, model, request, tokens, feed)
+        kind = named(request.way.observer) if request.way.observer else Observer
+        observer: Observer = kind(library, model, request, tokens, feed)
         observer.run(voice)
         observer.close()  # this process waits for another request, while its parent judges
         library.lib.llama_model_free(model)

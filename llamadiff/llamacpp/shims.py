@@ -1,4 +1,4 @@
-"""C of llamadiff's own (shim.c, watch.c), compiled on the machine that it is for, and kept there."""
+"""C of llamadiff's own, compiled on the machine that it is for, and kept there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ERROR = re.compile(r"error:|undefined|not found|wrong format|incompatible")
 
 @dataclass(frozen=True)
 class Shim:
-    """A library to compile from the C ``file`` beside this one.
+    """A library to compile from the C ``file`` of a ``package``.
 
     ``before`` and ``after`` the source stand the compiler's words; ``option`` and ``why`` (it is needed) are for a
     machine without a compiler; ``refused`` is what is said, with its first error, where that takes it for wrong.
@@ -39,11 +39,12 @@ class Shim:
     option: str
     why: str
     refused: Callable[[str], str]
+    package: str = "llamadiff.llamacpp"
 
     @property
     def source(self) -> bytes:
         """The C, wherever this module was found."""
-        found = pkgutil.get_data("llamadiff.llamacpp", self.file)
+        found = pkgutil.get_data(self.package, self.file)
         assert found is not None
         return found
 

@@ -13,27 +13,27 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
+from llamadiff import plugins
 from llamadiff.system.commands import split
 from llamadiff.system.errors import UserError
 from llamadiff.system.started import Process, kill, start
 
-# All that such a process imports of this package, and nothing that is not Python's own (tests/llamacpp/test_runner.py).
+# All that such a process imports of this package beside what slices name, and nothing that is not Python's own
+# (tests/llamacpp/test_runner.py).
 MODULES = (
     "llamadiff.llamacpp.blocks", "llamadiff.llamacpp.build_tree", "llamadiff.llamacpp.child_main",
     "llamadiff.llamacpp.compiled", "llamadiff.llamacpp.devices", "llamadiff.llamacpp.errands",
-    "llamadiff.llamacpp.feed", "llamadiff.llamacpp.given", "llamadiff.llamacpp.installed",
-    "llamadiff.llamacpp.interface", "llamadiff.llamacpp.layout", "llamadiff.llamacpp.library",
-    "llamadiff.llamacpp.memory", "llamadiff.llamacpp.observer", "llamadiff.llamacpp.probes",
-    "llamadiff.llamacpp.request", "llamadiff.llamacpp.run", "llamadiff.llamacpp.run_op", "llamadiff.llamacpp.session",
-    "llamadiff.llamacpp.shims", "llamadiff.llamacpp.split", "llamadiff.llamacpp.stepper", "llamadiff.llamacpp.steps",
-    "llamadiff.llamacpp.tap_names", "llamadiff.llamacpp.tensors", "llamadiff.llamacpp.two_files",
-    "llamadiff.llamacpp.watch_run", "llamadiff.llamacpp.watch_there", "llamadiff.llamacpp.watched_ggml",
+    "llamadiff.llamacpp.feed", "llamadiff.llamacpp.installed", "llamadiff.llamacpp.interface",
+    "llamadiff.llamacpp.layout", "llamadiff.llamacpp.library", "llamadiff.llamacpp.observer",
+    "llamadiff.llamacpp.passes", "llamadiff.llamacpp.probes", "llamadiff.llamacpp.request",
+    "llamadiff.llamacpp.run", "llamadiff.llamacpp.run_op", "llamadiff.llamacpp.session", "llamadiff.llamacpp.shims",
+    "llamadiff.llamacpp.steps", "llamadiff.llamacpp.tap_names", "llamadiff.llamacpp.tensors",
     "llamadiff.numerics.types", "llamadiff.system.commands", "llamadiff.system.errors", "llamadiff.system.exits",
     "llamadiff.system.leftovers", "llamadiff.system.libraries", "llamadiff.system.output",
     "llamadiff.system.python_child", "llamadiff.system.started", "llamadiff.system.stops", "llamadiff.trace.taps",
 )  # fmt: skip
-FILES = ("llamadiff/llamacpp/shim.c", "llamadiff/llamacpp/watch.c")
-LLAMA_CPP, WATCH = "llamadiff.llamacpp.child_main", "llamadiff.llamacpp.watch_there"  # what can be started
+FILES = ("llamadiff/llamacpp/shim.c",)
+LLAMA_CPP = "llamadiff.llamacpp.child_main"  # what can be started; a slice may have another
 SHELLS = ("ssh", "adb", "mosh")  # programs whose words a shell reads once more
 
 # What the Python there runs: it reads the sources, of so many bytes, and finds modules among them.
@@ -108,10 +108,12 @@ def last_words(log: str) -> str:
 def _sources() -> dict[str, str]:
     """The modules and the packages that they lie in, which are empty there."""
     root = Path(__file__).parent.parent.parent
-    packages = {".".join(name.split(".")[:depth]) for name in MODULES for depth in range(1, name.count(".") + 1)}
-    found = {name: root.joinpath(*name.split(".")).with_suffix(".py").read_text("utf-8") for name in MODULES}
+    modules = [*MODULES, *(name for names in plugins.each(lambda each: each.remote) for name in names)]
+    packages = {".".join(name.split(".")[:depth]) for name in modules for depth in range(1, name.count(".") + 1)}
+    found = {name: root.joinpath(*name.split(".")).with_suffix(".py").read_text("utf-8") for name in modules}
     return {**dict.fromkeys(packages, ""), **found}
 
 
 def _files() -> dict[str, str]:
-    return {name: (Path(__file__).parent.parent.parent / name).read_text("utf-8") for name in FILES}
+    names = [*FILES, *(name for names in plugins.each(lambda each: each.remote_files) for name in names)]
+    return {name: (Path(__file__).parent.parent.parent / name).read_text("utf-8") for name in names}

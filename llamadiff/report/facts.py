@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from llamadiff.diagnose.diagnosis import Diagnosis
-from llamadiff.llamacpp.variation import WORDS
+from llamadiff.llamacpp.settings_words import WORDS
 from llamadiff.result.comparison import Comparison
+from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.logits import Logits, TopToken
 
 _OWN = 5  # of the candidate's first tokens

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from llamadiff import plugins
 from llamadiff.system.commands import quote
 
 TYPE_CHECKING = False
@@ -62,31 +63,28 @@ class Format:
         return written
 
 
+CSV = Format("csv", (".csv",), "report.json:to_csv")
 FORMATS = (
     Format("json", (".json",), "report.json:to_json", of_several="report.json:checks_to_json"),
     Format("json-full", (), "report.json:to_full_json", of_several="report.json:checks_to_full_json"),  # every token's
-    Format("csv", (".csv",), "report.json:to_csv"),
+    CSV,
     Format("junit", (".xml",), "report.junit:to_junit", of_several="report.junit:checks_to_junit"),
     Format(
         "markdown", (".md", ".markdown"), "report.markdown:to_markdown",
         of_several="report.markdown:checks_to_markdown", also="GITHUB_STEP_SUMMARY",
     ),
-    Format("html", (".html",), "report.html.page:to_html", of_several="report.html.page:checks_to_html", pictures=True),
-)  # fmt: skip
-OF_SEVERAL = tuple(form for form in FORMATS if form.of_several is not None)
-OF_VARIANTS = (
-    Format("json", (".json",), "report.variants:as_json", plain=True),
-    *(form for form in OF_SEVERAL if not form.name.startswith("json")),
-)
-OF_WATCH = (
-    *OF_SEVERAL, Format("csv", (".csv",), "report.json:to_csv", of_several="report.json:checks_to_csv"),
 )  # fmt: skip
 OF_OPS = (Format("markdown", (".md", ".markdown"), "report.op_runs:to_markdown"),)
-OF_WEIGHTS = (
-    Format("json", (".json",), "report.weights:weights_to_json", plain=True),
-    Format("csv", (".csv",), "report.weights:weights_to_csv", plain=True),
-    Format("markdown", (".md", ".markdown"), "report.weights:weights_to_markdown", plain=True),
-)
+
+
+def formats() -> tuple[Format, ...]:
+    """The core's, and those of slices."""
+    return (*FORMATS, *(form for forms in plugins.each(lambda each: each.formats()) for form in forms))
+
+
+def of_several() -> tuple[Format, ...]:
+    """Those that can tell of several traces that were checked."""
+    return tuple(form for form in formats() if form.of_several is not None)
 
 
 def _function(name: str) -> Callable[..., Any]:

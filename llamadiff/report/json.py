@@ -11,10 +11,10 @@ from statistics import median
 from typing import Any
 
 from llamadiff import __version__
-from llamadiff.diagnose.diagnosis import UNKNOWN, Cause, Diagnosis
 from llamadiff.judge.verdict import of_unjudged
 from llamadiff.report.formats import About
 from llamadiff.result.comparison import Comparison
+from llamadiff.result.diagnosis import UNKNOWN, Cause, Diagnosis
 from llamadiff.result.rows import Row
 from llamadiff.words import diagnosis_text
 from llamadiff.words.blame import headline
@@ -98,6 +98,7 @@ def to_object(comparison: Comparison, about: About = NOBODY, full: bool = False)
         "tokens": [{"id": token, "text": text} for token, text in c.tokens],
         "taps": [_row(row, full) for row in c.rows],
         "logits": c.logits and {name: getattr(c.logits, name) for name in _OF_LOGITS}, "provenance": provenance(c),
+        "loss": c.more.get("loss"),
     }  # fmt: skip
     cleaned: dict[str, Any] = finite({name: made[name] if name in made else getattr(c, name) for name in ENTRIES})
     return cleaned

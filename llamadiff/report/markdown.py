@@ -8,16 +8,16 @@ from itertools import chain
 from pathlib import Path
 
 from llamadiff import __version__
-from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.verdict import MATCH, UNCHECKED, WRONG, is_right, worst_of
 from llamadiff.numerics.metrics import decibels
 from llamadiff.report.facts import model_facts, run_fact, settings_of, told_tokens
 from llamadiff.report.formats import About
 from llamadiff.report.github import again, code, fitted, folded, prose, table, token
-from llamadiff.report.loss import loss_tables
+from llamadiff.report.tables import tables_of
 from llamadiff.report.terminal.escape import number, times, tiny
 from llamadiff.report.terminal.tap_lines import layer_lines, own_error, times_limit
 from llamadiff.result.comparison import Comparison
+from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.logits import Logits, TopToken
 from llamadiff.result.normal import USUAL
 from llamadiff.result.rows import Row
@@ -65,7 +65,7 @@ def _sections(c: Comparison, about: About) -> Iterator[str]:
     if c.proof:
         yield prose("; ".join(c.proof), _PROOF)
     yield from chain(_before(c), _steps(c), again(about))
-    yield from chain(_causes(c), _loss(c), _around(c), _logits(c), _layers(c), _normal(c), _subject(c))
+    yield from chain(_causes(c), _tables(c), _around(c), _logits(c), _layers(c), _normal(c), _subject(c))
 
 
 def _before(c: Comparison) -> Iterator[str]:
@@ -126,9 +126,9 @@ def _around(c: Comparison) -> Iterator[str]:
     yield f"**Around {code(first.tap)}**\n\n{table(titles, lines)}"
 
 
-def _loss(c: Comparison) -> Iterator[str]:
-    """What quantization costs, where two files were compared."""
-    for title, titles, cells in loss_tables(c.loss):
+def _tables(c: Comparison) -> Iterator[str]:
+    """What slices found besides."""
+    for title, titles, cells in tables_of(c):
         written = table(titles, [tuple(code(cell, 80) if cell else "" for cell in line) for line in cells])
         yield folded(title, written) if len(cells) > _FEW_LAYERS else f"**{title}**\n\n{written}"
 

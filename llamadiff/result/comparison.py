@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
-from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.engines.select import EngineUsed
 from llamadiff.judge.preflight.checks import Check
 from llamadiff.judge.verdict import MATCH, WRONG, Reason, Ruling, worst_of
 from llamadiff.numerics.combinations import COUNT, SEED, SPAN
 from llamadiff.result.coverage import Coverage
+from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.logits import Logits, Positions
 from llamadiff.result.normal import Answer, is_it_normal
 from llamadiff.result.notebook import as_html
@@ -24,8 +24,7 @@ from llamadiff.result.said import Said
 if TYPE_CHECKING:
     import pandas as pd
 
-    from llamadiff.diagnose.conventions.study import Conventions
-    from llamadiff.result.loss import Loss
+    from llamadiff.result.conventions import Conventions
 
 Array = NDArray[Any]
 EXACT = "exact arithmetic"  # what the engine computes without roundings
@@ -136,8 +135,7 @@ class Comparison(Sides, Judged):
 
     ``reasons`` are the verdict's. ``arithmetics`` says what the side under test rounds activations to before it
     multiplies weights of each type; ``profile`` says in words what the first error looks like; ``engine``: None where
-    no model was given; ``parting``: where generated tokens part. ``loss``: what quantization costs, where the candidate
-    is another file of the model.
+    no model was given; ``parting``: where generated tokens part. ``more``: what a slice found besides, under its name.
     """
 
     verdict: str
@@ -149,7 +147,7 @@ class Comparison(Sides, Judged):
     profile: tuple[str, ...] = ()
     engine: EngineUsed | None = None
     parting: Parting | None = None
-    loss: Loss | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def by_sketch(self) -> BySketch | None:

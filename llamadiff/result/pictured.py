@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.verdict import SEVERITY, UNCHECKED, WRONG
+from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.rows import Row, kind_of
 
 AROUND = 5  # taps before and after a divergence

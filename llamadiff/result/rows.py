@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.pattern.deviation import ROUNDINGS, Fact
 from llamadiff.judge.verdict import Ruling, of_harmless_way, of_known_cause, of_reading, of_unjudged
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import Closeup
+from llamadiff.result.diagnosis import Diagnosis
 
 _NUMBERED = re.compile(r"(node|leaf)_\d+")  # llama.cpp's names for what has none
 SLIGHT = 1e-6  # NMSE of a WRONG tap that is said after others

@@ -3,51 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
+from llamadiff import plugins
 from llamadiff.candidates.source import FOUND_MAP
-from llamadiff.diagnose.budget import Budget
-from llamadiff.diagnose.conventions.study import Bench, Study, understood
-from llamadiff.diagnose.diagnosis import Diagnosis, diagnose, is_wrong, scene_of
 from llamadiff.engines.batches import batches_of, in_batches_of
 from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.engines.run_spec import Gate, How
-from llamadiff.judge.finding import Finding
 from llamadiff.judge.preflight.checks import Check, check_runnable, check_same_run, given_rightly, preflight
 from llamadiff.judge.preflight.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.judge.statistics import statistics_check
+from llamadiff.judge.study import Bench, Study, understood
 from llamadiff.judge.verdict import WRONG, Ruling, of_run, of_unjudged
 from llamadiff.numerics.policies import F32
 from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.result.coverage import coverage_of
+from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.logits import Logits, compare_logits, logit_rows, over_positions
 from llamadiff.result.pictured import pictured
 from llamadiff.result.rows import rows_of, with_explanations
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS, WEIGHTS
-from llamadiff.verbs.by_original import by_the_original
+from llamadiff.verbs.by_original import Original, by_the_original
 from llamadiff.verbs.gate import arithmetic_of, bounds_of, held_to, not_held, rounding_of
 from llamadiff.verbs.sketch_alone import note_on, sketch_alone
 from llamadiff.words.advice import next_steps
 from llamadiff.words.summary import summarize
 
-if TYPE_CHECKING:
-    from llamadiff.weights.original import Original
-
 Array = NDArray[Any]
 Graph = Callable[[], Runnable | None]
-LEAST = 5e10  # multiply-adds for the diagnosis of a small model
-TIMES = 2.0  # as many as the pass over a larger one takes
-THOROUGH = 1e11  # where known bugs are replayed through any span
 
 
 @np.errstate(all="ignore")  # what overflows shows in the values
@@ -72,10 +64,12 @@ def judge(
     candidate, checks, fitting = _before_the_layers(model, baseline, candidate)
     started = time.perf_counter()
     graph = cache(graph or (lambda: model if model.by_graph else None))
-    study = _studied(model, baseline, candidate, how, graph, keep)
+    bench = Bench(model, baseline, how, graph)
+    study = _studied(bench, candidate, keep)
     stated, between = statistics_check(study.passes.findings)
     ran = time.perf_counter()
-    diagnosis = _causes(model, study, _budget(model, baseline, how), how, graph) if how.diagnose else ()
+    causes = plugins.first(lambda each: each.causes(bench, study)) if how.diagnose else None
+    diagnosis: tuple[Diagnosis, ...] = causes or ()
     judged = _judged(model, baseline, study, (*checks, *stated), diagnosis, how)
     judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
     judged = by_the_original(judged, original) if original is not None else judged
@@ -84,15 +78,6 @@ def judge(
     steps = (*fitting, *(steps if judged.rows or not fitting else ()))
     result = assembled(sides, judged, ruling, summarize(ruling.verdict, sides, judged), steps)
     return result if how.gate is None else _gated(result, model, baseline, study, how.gate)
-
-
-def _budget(model: Runnable, baseline: Trace, how: How) -> Budget:
-    """What may be computed to find causes: what a user gave, or else about as much as it took to find what is wrong."""
-    if how.explain:
-        return Budget.of_seconds(how.explain)
-    if how.thorough:
-        return Budget(THOROUGH)
-    return Budget(max(LEAST, TIMES * model.values * len(baseline.info.tokens)))
 
 
 def _fit_to_compare(model: Runnable, baseline: Trace, candidate: Trace | None) -> Trace:
@@ -119,13 +104,11 @@ def _before_the_layers(
     return candidate, checks, steps_when_misfit(misfits, n_tokens)
 
 
-def _studied(
-    model: Runnable, baseline: Trace, candidate: Trace | None, how: How, graph: Graph, keep: Path | None
-) -> Study:
+def _studied(bench: Bench, candidate: Trace | None, keep: Path | None) -> Study:
     """As many passes as it takes to tell what is a candidate's convention from what is wrong."""
-    passes = run_passes(model, baseline, candidate, how, keep)
-    baseline.wait()
-    return understood(Bench(model, baseline, how, graph), candidate, passes)
+    passes = run_passes(bench.model, bench.baseline, candidate, bench.how, keep)
+    bench.baseline.wait()
+    return understood(bench, candidate, passes)
 
 
 def _gated(result: Comparison, model: Runnable, baseline: Trace, study: Study, gate: Gate) -> Comparison:
@@ -141,20 +124,6 @@ def _gated(result: Comparison, model: Runnable, baseline: Trace, study: Study, g
     sources = study.passes.judge.sources
     rounding = rounding_of(model, baseline.info.head(len(own)), sources["baseline"], sources[study.under_test], policy)
     return held_to(result, positions, bounds_of(positions, gate, rounding))
-
-
-def _causes(model: Runnable, study: Study, budget: Budget, how: How, graph: Graph) -> tuple[Diagnosis, ...]:
-    """The causes of what is wrong, wrong records aside: known bugs of llama.cpp's graph, or else what ops did."""
-    computed = [finding for finding in study.passes.findings if finding.tap.name not in study.assumed.records]
-
-    def found(of: Runnable, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]:
-        passes = replace(study.passes, findings=computed)
-        scene = scene_of(of, passes, study.under_test, budget, how.progress, how.is_thorough, model)
-        return diagnose(scene, findings)
-
-    with threadpool_limits(1, "blas"):
-        wrong = any(is_wrong(finding, study.under_test) for finding in computed)
-        return found((graph() if wrong else None) or model, computed)
 
 
 def _judged(

@@ -14,11 +14,10 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from llamadiff.candidates.gguf_file import is_model_file
+from llamadiff import plugins
 from llamadiff.candidates.opening import Brought, Candidate, bring, files_of
-from llamadiff.candidates.server import matches as is_server
 from llamadiff.engines.batches import answers_otherwise, as_it_ran, as_stated
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import graph_of_run
@@ -43,8 +42,22 @@ from llamadiff.trace.writer import restate
 
 if TYPE_CHECKING:
     from llamadiff.result.comparison import Comparison
+    from llamadiff.verbs.by_original import Original
 
 PLAIN = Settings()
+
+
+class Compare(Protocol):
+    """What compares a model with a candidate that is no trace; it writes to the folder.
+
+    Raises UserError for whatever a user can mend.
+    """
+
+    def __call__(
+        self, model: str | Path, candidate: Candidate | None, run: Run, how: How, folder: Path, child: Child
+    ) -> Comparison: ...
+
+
 COMPARED = ("type_k", "type_v", "flash_attn")  # settings that change what is computed
 
 
@@ -66,21 +79,10 @@ def compare(
     """
     started, run = time.perf_counter(), run_of(prompt)
     refuse_collisions(compared_files(model, candidate, how.name_map), saved(save))
-    if is_model_file(candidate):
-        from llamadiff.verbs.two_files import compare_files  # here: it brings all that is known of weights
-
-        with _workplace(save) as folder:
-            return _timed(compare_files(model, str(candidate), run, how, Path(folder), child), started)
-    if how.steps is not None:
-        from llamadiff.verbs.stepwise import compare_steps
-
+    other: Compare | None = plugins.first(lambda each: each.comparing(candidate, how))
+    if other is not None:
         with child or Child(run.settings) as ready, _workplace(save) as folder:
-            return _timed(compare_steps(model, candidate, run, how, Path(folder), ready), started)
-    if isinstance(candidate, str) and is_server(candidate):
-        from llamadiff.verbs.server import compare_server
-
-        with child or Child(run.settings) as ready, _workplace(save) as folder:
-            return _timed(compare_server(model, candidate, run, how, Path(folder), ready), started)
+            return _timed(other(model, candidate, run, how, Path(folder), ready), started)
     with child or Child(run.settings) as ready:  # gets ready while the model is opened
         ready.meanwhile.append(_get_ready_to_judge)
         ready.ahead(Request(str(model), settings=run.settings))
@@ -117,17 +119,24 @@ def _judged_run(
             trace = brought.loaded(model, baseline)
             model, baseline = _run_as(trace, model, baseline, request, how.progress)
         capture_s = time.perf_counter() - started
-        from llamadiff.verbs.by_original import original_behind
         from llamadiff.verbs.greedy import parting, with_parting
         from llamadiff.verbs.judging import judge
 
-        original = original_behind(brought.spec, model, how.progress) if brought is not None else None
+        original = _original_behind(brought, model, how.progress)
         graph = None if model.by_graph else partial(graph_of_run, model, baseline, how.progress, place, child)
         result = judge(model, baseline, trace, how, keep, original, graph)
         result = replace(result, timing={"capture_s": capture_s, **result.timing})
         if trace is None:
             return result
         return with_parting(result, parting(baseline, trace, n_prompt, n_predict > 0, model.vocabulary.text))
+
+
+def _original_behind(brought: Brought | None, model: Runnable, progress: Progress) -> Original | None:
+    """The checkpoint that a candidate runs, where that can stand in for the file."""
+    if brought is None:
+        return None
+    original: Original | None = plugins.first(lambda each: each.original(brought.spec, model, progress))
+    return original
 
 
 def run_of(prompt: str | Sequence[int] | Run | None) -> Run:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.judge.verdict import UNCHECKED, WRONG, is_right
 from llamadiff.result.comparison import Judged
+from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.rows import Row, leading, stem
 from llamadiff.words import diagnosis_text, unjudged
 

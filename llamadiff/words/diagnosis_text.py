@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from llamadiff.diagnose.diagnosis import Cause, Diagnosis
-from llamadiff.diagnose.registry import known_bugs
 from llamadiff.judge.pattern.deviation import runs_of
+from llamadiff.result.diagnosis import Cause, Diagnosis
 
 _FEW_TAPS = 4
 _FEW_STEPS = 3  # of layers at the same distance
@@ -82,7 +81,7 @@ def nearest(d: Diagnosis) -> str:
     """That nothing fits; and what comes nearest, unless what the op did was read back."""
     if not d.by_graph:
         return "no known bug was tried: that takes llama.cpp's graph of these tokens"
-    text = f"none of the {count()} known bugs fits" if d.complete else "none of the known bugs tried in time fits"
+    text = f"none of the {d.known_bugs} known bugs fits" if d.complete else "none of the known bugs tried in time fits"
     if d.nearest and not any(d.read.values()):
         text += f"; nearest: {', '.join(f'{cause.name} (NMSE {cause.nmse:.1e})' for cause in d.nearest)}"
     return text
@@ -97,11 +96,6 @@ def fix(d: Diagnosis) -> str:
 def names(causes: Iterable[Cause]) -> str:
     """The causes' names, alternatives apart."""
     return " or ".join(dict.fromkeys(cause.name for cause in causes))
-
-
-def count() -> int:
-    """How many bugs are known."""
-    return sum(not known.harmless for known in known_bugs().values())
 
 
 def _size(nmse: float) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.result.comparison import Comparison
+from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.rows import Row
 from llamadiff.trace import taps
 from llamadiff.words import diagnosis_text

@@ -15,10 +15,10 @@ from safetensors.numpy import save_file
 import llamadiff
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
-from llamadiff.cli.commands import app
+from llamadiff.cli.app import app
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.child import Child
-from llamadiff.report.formats import FORMATS, OF_WEIGHTS
+from llamadiff.report.formats import formats
 from llamadiff.system.collisions import refuse_collisions, saved
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.writer import TraceWriter
@@ -180,7 +180,7 @@ def test_outputs_of_their_own_are_written(names, place):
     ] == []
 
 
-@pytest.mark.parametrize("ending", {ending: 0 for form in (*FORMATS, *OF_WEIGHTS) for ending in form.endings})
+@pytest.mark.parametrize("ending", {ending: 0 for form in formats() for ending in form.endings})
 def test_a_report_in_a_dump_is_no_part_of_it(ending, place):
     (place / "dump" / f"r{ending}").write_text("{}", encoding="utf-8")
     (place / "d" / f"r{ending}").write_text("{}", encoding="utf-8")

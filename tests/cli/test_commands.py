@@ -18,14 +18,14 @@ from traces import TOKENS, save
 
 import llamadiff
 from llamadiff.candidates.reference import record
-from llamadiff.cli import commands
+from llamadiff.cli.app import app
 from llamadiff.cli.renamed import in_new_names
-from llamadiff.diagnose.registry import known_bugs
+from llamadiff.ext.explain.registry import known_bugs
 from llamadiff.llamacpp import doctor
 from llamadiff.llamacpp.doctor import BAD, NOTE, OK, Examined
 from llamadiff.llamacpp.request import Settings
 from llamadiff.report import listing
-from llamadiff.report.formats import FORMATS, About
+from llamadiff.report.formats import About, formats
 from llamadiff.system import exits
 from llamadiff.system.errors import UserError
 
@@ -57,18 +57,18 @@ def test_help_of_compare_has_panels_and_examples(flag, monkeypatch):
 
 
 def test_every_command_has_help_in_a_sentence_and_most_an_example():
-    names = [command.name or command.callback.__name__ for command in commands.app.registered_commands]
+    names = [command.name or command.callback.__name__ for command in app.registered_commands]
     assert {"compare", "taps", "bugs", "doctor"} <= set(names)
-    for command in commands.app.registered_commands:
+    for command in app.registered_commands:
         assert command.callback.__doc__
         assert command.rich_help_panel in ("Judge", "The file", "Look up")
     without = {"demo", "doctor"}
     assert all(bool(command.epilog) == (command.callback.__name__ not in without)
-               for command in commands.app.registered_commands)  # fmt: skip
+               for command in app.registered_commands)  # fmt: skip
 
 
 def test_examples_name_options_that_exist():
-    for command in commands.app.registered_commands:
+    for command in app.registered_commands:
         known = run(command.callback.__name__, "--help").stdout
         assert all(option in known for option in re.findall(r"(?<= )--[a-z-]+(?= )", command.epilog or "")
                    if option not in ("--dump",))  # fmt: skip
@@ -88,24 +88,6 @@ def test_a_shell_completes_commands(monkeypatch):
 
 
 # lists
-
-
-def test_one_bug_is_looked_up_by_its_name():
-    done = run("bugs", "rope-layout")
-    assert done.stdout.startswith("rope-layout\n")
-    assert "known from TinyLlama#24" in done.stdout
-    assert "rope-base" not in done.stdout
-
-
-def test_bugs_are_searched_by_a_word():
-    names = [bug.name for bug in listing.bugs_like("EPSILON")]
-    assert "norm-epsilon" in names
-    assert "rope-layout" not in names
-    assert len(listing.bugs_like(None)) == len(known_bugs())
-    done = run("bugs", "no such thing")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "llamadiff: no such thing: no known bug is called so or mentions it; " \
-        "llamadiff bugs lists them all\n"  # fmt: skip
 
 
 def test_taps_as_json(small_model):
@@ -338,7 +320,7 @@ def result(small_model, faulty):
     return llamadiff.compare(small_model(), candidate=faulty)
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", formats(), ids=lambda form: form.name)
 def test_every_format_is_an_option_and_writes_a_report(form, result, small_model, faulty, tmp_path):
     text = form.text(result, About(("llamadiff", "compare")))
     assert "Qcur_rope-0" in text
@@ -350,7 +332,7 @@ def test_every_format_is_an_option_and_writes_a_report(form, result, small_model
     assert f"-o: {faulty} is the candidate, which would be overwritten" in refused
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS if form.of_several], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [form for form in formats() if form.of_several], ids=lambda form: form.name)
 def test_formats_of_several_traces_are_options_of_check(form, small_model, faulty):
     done = run("check", faulty, "--model", small_model(), "-o", f"{form.name}:-")
     assert done.returncode == 1
@@ -372,7 +354,7 @@ def test_json_says_who_wrote_it_and_how(small_model, faulty, tmp_path):
 
 
 def test_json_sums_up_lists_per_token_and_the_full_one_has_them(result):
-    short, full = (json.loads(form.text(result, About())) for form in FORMATS[:2])
+    short, full = (json.loads(form.text(result, About())) for form in formats()[:2])
     jsonschema.validate(full, REPORT_SCHEMA)
     row, whole = (next(row for row in report["taps"] if row["tap"] == "Qcur_rope-0") for report in (short, full))
     assert "per_token" not in row["local"]
@@ -386,7 +368,7 @@ def test_json_sums_up_lists_per_token_and_the_full_one_has_them(result):
 
 
 def test_csv_has_whole_layers_weights_and_spans(result):
-    lines = list(csv.DictReader(io.StringIO(FORMATS[2].text(result, About()))))
+    lines = list(csv.DictReader(io.StringIO(formats()[2].text(result, About()))))
     by_tap = {line["tap"]: line for line in lines}
     assert by_tap["Qcur_proj-1"]["layer"] == "1"
     assert by_tap["embd"]["layer"] == ""

@@ -13,8 +13,8 @@ from llamadiff.candidates.gguf_file import is_model_file
 from llamadiff.cli import complaint, renamed, reports
 from llamadiff.cli.complaint import complain
 from llamadiff.cli.reports import Reports
-from llamadiff.llamacpp.variation import settings_of
-from llamadiff.report.formats import FORMATS
+from llamadiff.llamacpp.settings_words import settings_of
+from llamadiff.report.formats import formats
 from llamadiff.system import commands
 
 IDS = ("--tokens", "1,17,5")
@@ -56,7 +56,7 @@ def test_a_build_lies_on_a_drive(word):
 @pytest.mark.parametrize(("text", "folder"), [("C:\\kept\\", True), ("C:/kept/", True), (r"C:\kept\r.json", False)])
 def test_a_directory_ends_in_either_separator(text, folder, monkeypatch):
     monkeypatch.setattr(reports, "basename", ntpath.basename)
-    made = Reports.of([text], FORMATS, keeps=True)
+    made = Reports.of([text], formats(), keeps=True)
     assert (made.folder is not None, [target for _, target in made.targets]) == (folder, [] if folder else [text])
 
 

@@ -16,13 +16,13 @@ from models.small import write_model
 
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
-from llamadiff.diagnose.budget import Budget
-from llamadiff.diagnose.case import OutOfTimeError
-from llamadiff.diagnose.subgraph import Subgraph
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.explain.budget import Budget
+from llamadiff.ext.explain.case import OutOfTimeError
+from llamadiff.ext.explain.subgraph import Subgraph
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import Graph, GraphNode, Leaf
 from llamadiff.llamacpp.request import Settings

@@ -11,8 +11,9 @@ from importlib import import_module
 import pytest
 from llamaref import ARCHITECTURES, Engine, ModelError, models
 from models.small import write_model
-from places import ROOMS, ROOT
+from places import ROOT
 
+from llamadiff import plugins
 from llamadiff.candidates.reference import record
 from llamadiff.engines.graph_model import GraphModel
 from llamadiff.engines.model_file import Runnable
@@ -32,36 +33,42 @@ def tree(path):
     return ast.parse(path.read_text("utf-8"))
 
 
-# -- rooms and imports -------------------------------------------------------------------------------------------------
+# -- the core and its slices -------------------------------------------------------------------------------------------
 
-ABOVE = ("__init__", "__main__", "pytest_plugin", "torch")  # the ways in
+EXT = "llamadiff.ext."
+CORE_LINES = 29_700  # of Python in the core; it goes down, and 18,000 are the aim
+SLICES = sorted(path.parent.name for path in (ROOT / "llamadiff/ext").glob("*/__init__.py"))
 ALLOWED = {
     "llama_cpp": ("llamadiff/llamacpp/",),
-    "gguf": ("reference/llamaref/", "llamadiff/extras/port/tensors.py"),
-    "typer": ("llamadiff/cli/",),
+    "gguf": ("reference/llamaref/", "llamadiff/ext/port/tensors.py"),
+    "typer": ("llamadiff/cli/", *(f"llamadiff/ext/{name}/cli.py" for name in SLICES)),
     "rich": (
         "llamadiff/report/",
-        "llamadiff/extras/port/page.py",
-        "llamadiff/extras/sweep/page.py",
-        "llamadiff/extras/templates/page.py",
-        "llamadiff/extras/tokens/page.py",
+        "llamadiff/ext/explain/listing.py",
+        "llamadiff/ext/file/report.py",
+        "llamadiff/ext/state/report.py",
+        "llamadiff/ext/watch/report.py",
+        "llamadiff/ext/port/page.py",
+        "llamadiff/ext/sweep/page.py",
+        "llamadiff/ext/prompt/templates/page.py",
+        "llamadiff/ext/prompt/tokens/page.py",
     ),
     "pytest": ("llamadiff/pytest_plugin.py",),
     "pandas": ("llamadiff/result/comparison.py",),
     "jinja2": (
         "llamadiff/engines/chat_template.py",
-        "llamadiff/extras/templates/",  # in its child process
-        "llamadiff/report/html/page.py",
+        "llamadiff/ext/prompt/templates/",  # in its child process
+        "llamadiff/ext/page/page.py",
     ),
-    "pyarrow": ("llamadiff/extras/sweep/store.py",),
-    "distributed": ("llamadiff/extras/sweep/cluster.py",),
+    "pyarrow": ("llamadiff/ext/sweep/store.py",),
+    "distributed": ("llamadiff/ext/sweep/cluster.py",),
     "torch": (
         "llamadiff/candidates/torch_modules.py",
-        "llamadiff/candidates/transformers.py",
-        "llamadiff/extras/port/loading.py",
-        "llamadiff/extras/port/torch_ops.py",
+        "llamadiff/ext/file/transformers.py",
+        "llamadiff/ext/port/loading.py",
+        "llamadiff/ext/port/torch_ops.py",
     ),
-    "transformers": ("llamadiff/candidates/transformers.py",),
+    "transformers": ("llamadiff/ext/file/transformers.py",),
     **dict.fromkeys(
         (
             "fcntl",
@@ -99,10 +106,9 @@ def module_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(name):
-    """The room that a dotted name of the package is in, if it is in one."""
-    parts = name.split(".")
-    return parts[1] if parts[0] == "llamadiff" and len(parts) > 1 and parts[1] in ROOMS else None
+def slice_of(module):
+    """The slice that a dotted name is in, if it is in one."""
+    return module.removeprefix(EXT).partition(".")[0] if module.startswith(EXT) else None
 
 
 def out_of_place(path):
@@ -113,14 +119,6 @@ def out_of_place(path):
         of_reference = where.startswith("reference/") and top in ("llamadiff", "llama_cpp")
         if of_reference or (top in ALLOWED and not where.startswith(ALLOWED[top])):
             yield imported
-
-
-def pointing_up(path):
-    """The imports of a file that come from a room above its own."""
-    own = room_of(module_of(path))
-    if own is not None:
-        rooms = [(imported, room) for imported in imports(path) if (room := room_of(imported)) is not None]
-        yield from (imported for imported, room in rooms if ROOMS.index(room) < ROOMS.index(own))
 
 
 def offenders(rule):
@@ -148,35 +146,44 @@ def test_one_room_knows_which_system_it_is():
     assert offenders(knowing_the_system) == {}
 
 
-def test_imports_point_down():
-    assert offenders(pointing_up) == {}
+def test_the_core_stays_small():
+    core = [path for path in FILES if slice_of(module_of(path)) is None and not name(path).startswith("reference/")]
+    assert sum(path.read_text("utf-8").count("\n") for path in core) <= CORE_LINES
 
 
-def test_every_file_is_in_a_room():
-    files = {path.relative_to(ROOT / "llamadiff").parts for path in (ROOT / "llamadiff").rglob("*.py")}
-    assert {parts[0] for parts in files if len(parts) > 1} == set(ROOMS)
-    assert {parts[0].removesuffix(".py") for parts in files if len(parts) == 1} == set(ABOVE)
+def into_slices(path):
+    """The slices that a file outside them imports."""
+    if slice_of(module_of(path)) is None:
+        yield from (imported for imported in imports(path) if slice_of(imported) is not None)
 
 
-def test_the_house_stays_small():
-    """So many rooms, on so many floors, with so many arrows between them; and so many words of its own."""
-    below = {room: set() for room in ROOMS}
-    for path in FILES:
-        own = room_of(module_of(path))
-        if own is not None:
-            below[own] |= {room for imported in imports(path) if (room := room_of(imported)) not in (None, own)}
-    floors = {}
-    for room in reversed(ROOMS):
-        floors[room] = 1 + max((floors[each] for each in below[room]), default=0)
-    words = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8").partition("| word | is |")[2].count("\n| ") - 1
-    assert (len(ROOMS) <= 18, max(floors.values()) <= 12, words <= 25) == (True, True, True)
-    assert sum(map(len, below.values())) <= 90
+def test_the_core_imports_no_slice():
+    assert offenders(into_slices) == {}
+
+
+def beyond_its_needs(path):
+    """What a file imports of slices that its own does not say it needs."""
+    own = slice_of(module_of(path))
+    if own is not None:
+        needs = {own, *plugins.found()[0][own].needs}
+        yield from (imported for imported in imports(path) if slice_of(imported) not in (None, *needs))
+
+
+def test_a_slice_says_which_others_it_needs():
+    assert plugins.found()[1] == ()
+    assert offenders(beyond_its_needs) == {}
+
+
+# They name for type checkers what slices are given, and import the rest of it where it is asked for.
+LAZY = {"llamadiff", "llamadiff.plugins", *(EXT + name for name in SLICES)}
 
 
 def test_no_imports_go_in_a_circle():
     modules = {module_of(path): path for path in FILES}
     arrows = {
-        module: {name for name in imports(path) if name in modules} - {module} for module, path in modules.items()
+        module: {name for name in imports(path) if name in modules} - {module, *LAZY}
+        for module, path in modules.items()
+        if module not in LAZY
     }
     while leaves := {module for module, names in arrows.items() if not names}:
         arrows = {module: names - leaves for module, names in arrows.items() if module not in leaves}
@@ -297,13 +304,13 @@ def test_without_its_file_the_architecture_is_not_known(tmp_path):
 # becomes of a checkpoint's tensors and keys is a table by architecture, of converters and not of engines.
 OTHERWISE = {
     "llamadiff/trace/token_text.py", "llamadiff/shipped/train.py", "llamadiff/llamacpp/library.py",
-    "reference/llamaref/tokenizer/rules.py",
+    "llamadiff/ext/prompt/tokenizer/rules.py",
 }  # fmt: skip
 OUTSIDE = [
     path
     for folder in ("llamadiff", "reference/llamaref")
     for path in sorted((ROOT / folder).rglob("*.py"))
-    if path.parent not in (MODELS, ROOT / "llamadiff/weights") and name(path) not in OTHERWISE
+    if path.parent not in (MODELS, ROOT / "llamadiff/ext/file") and name(path) not in OTHERWISE
 ]
 
 

@@ -13,12 +13,12 @@ from command import run
 from optional import needs
 
 from llamadiff import UserError
+from llamadiff.ext.state import variants
 from llamadiff.llamacpp import interface, session, shipped
 from llamadiff.llamacpp.compiled import OPTIONAL
 from llamadiff.llamacpp.doctor import baseline_on
 from llamadiff.llamacpp.interface import Device
 from llamadiff.llamacpp.request import CPU, GPU, HELPER, Request, Settings
-from llamadiff.verbs import variants
 
 CHOOSES, LIST = 1, 2  # llama.cpp chooses among all devices; a list, of so many more than this
 WAYS = [((0, None), LIST), ((20, None), CHOOSES), ((9999, 4096), LIST + 1)]  # layers and a device -> devices

@@ -23,7 +23,7 @@ from command import run
 from optional import needs
 from places import ROOT
 
-from llamadiff import UserError
+from llamadiff import UserError, plugins
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Run
@@ -31,7 +31,7 @@ from llamadiff.ggml.repro import load
 from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.request import RUNNER, Settings
-from llamadiff.llamacpp.there import _BEGIN, FILES, LLAMA_CPP, MODULES, WATCH, started_by
+from llamadiff.llamacpp.there import _BEGIN, FILES, LLAMA_CPP, MODULES, started_by
 from llamadiff.report.facts import side_facts
 from llamadiff.report.terminal.report import make_console, render
 from llamadiff.result.comparison import Comparison
@@ -69,21 +69,24 @@ def imported(name: str) -> Iterator[str]:
             yield from modules or [node.module]
 
 
+SENT = {*MODULES, *(name for names in plugins.each(lambda each: each.remote) for name in names)}
+
+
 def test_what_is_sent_is_all_that_the_process_imports():
-    seen, left = set[str](), [LLAMA_CPP, WATCH]
+    seen, left = set[str](), [LLAMA_CPP, *(SENT - set(MODULES))]
     while left:
         name = left.pop()
         if name.startswith("llamadiff.") and name not in seen:
             seen.add(name)
             left += imported(name)
-    assert seen == set(MODULES)
+    assert seen == SENT
 
 
 WITHOUT = {"filelock", "mslex", "platformdirs", "psutil"}  # it does without them, where a BARE Python runs it
 
 
 def test_it_needs_nothing_but_pythons_own():
-    foreign = {name.partition(".")[0] for module in MODULES for name in imported(module)}
+    foreign = {name.partition(".")[0] for module in SENT for name in imported(module)}
     assert foreign - {"llamadiff", "llama_cpp"} - WITHOUT <= sys.stdlib_module_names
     assert all((ROOT / name).is_file() for name in FILES)
 

@@ -13,7 +13,7 @@ from proof.injected.attention import quantized, rounded_cache
 from proof.injected.base import TOKENS, altered_at
 
 from llamadiff.candidates.reference import record
-from llamadiff.llamacpp.variation import settings_of
+from llamadiff.llamacpp.settings_words import settings_of
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError

@@ -12,7 +12,7 @@ from cross import OLD_HEADERS, SYSTEMS, warnings
 from optional import needs
 from places import ROOT
 
-from llamadiff.candidates import writers
+from llamadiff.ext.writers import writers
 from llamadiff.llamacpp.compiled import OPTIONAL
 from llamadiff.numerics.compiled import library
 
@@ -44,7 +44,7 @@ def test_the_shim_compiles_against_the_installed_headers(system: str, tmp_path: 
 ])  # fmt: skip
 def test_a_warning_is_seen(added: str, said: str, system: str, tmp_path: Path) -> None:
     source = tmp_path / "right.c"
-    source.write_text((ROOT / "llamadiff/diagnose/mends/right.c").read_text("utf-8") + added, encoding="utf-8")
+    source.write_text((ROOT / "llamadiff/ext/explain/mends/right.c").read_text("utf-8") + added, encoding="utf-8")
     assert said in warnings(system, source, tmp_path / "made.o")
 
 
@@ -64,7 +64,7 @@ def test_windows_exports_what_is_called(tmp_path: Path) -> None:
 @EVERY
 def test_the_writer_of_zig_is_analysed_for_it(system: str, tmp_path: Path) -> None:
     (tmp_path / writers.LANGUAGES["zig"].file).write_text(writers.source("zig"), encoding="utf-8")
-    (tmp_path / "driver.zig").write_bytes((ROOT / "tests/candidates/writers/driver.zig").read_bytes())
+    (tmp_path / "driver.zig").write_bytes((ROOT / "tests/ext/writers/driver.zig").read_bytes())
     words = ("-m", "ziglang", "build-exe", "driver.zig", "-lc", "-target", system, "-fno-emit-bin")
     done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

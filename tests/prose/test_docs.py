@@ -1,4 +1,4 @@
-"""What the documents say is so: rooms, steps, links, generated tables, targets of the Makefile."""
+"""What the documents say is so: folders, slices, steps, links, generated tables, targets of the Makefile."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from places import ROOMS, ROOT
+from places import ROOT
 from tools import tables
+
+from llamadiff import plugins
 
 PAGES = [
     ROOT / name for name in (
@@ -42,8 +44,12 @@ def anchors(path: Path) -> set[str]:
     }
 
 
-def test_the_rooms_are_those_of_the_import_test_in_their_order() -> None:
-    assert [row[0].strip("`") for row in table("Rooms")] == list(ROOMS)
+def test_every_folder_of_the_core_and_every_slice_is_told_of() -> None:
+    rows = table("The core and its slices")
+    folders = {path.parent.name for path in (ROOT / "llamadiff").glob("*/__init__.py")} - {"ext"}
+    needs = {name: {*slice_.needs} for name, slice_ in plugins.found()[0].items()}
+    assert folders | needs.keys() == {row[0].strip("`") for row in rows if row[0].startswith("`")}
+    assert needs == {row[0].strip("`"): {*re.findall("`([a-z]+)`", row[2])} for row in rows if len(row) > 2}
 
 
 def test_every_step_of_the_way_names_a_function_where_it_is() -> None:

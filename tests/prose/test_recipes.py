@@ -13,7 +13,7 @@ from optional import needs
 from places import ROOT
 from toolchains import TOOLS, if_installed
 
-from llamadiff.candidates import writers
+from llamadiff.ext.writers import writers
 from llamadiff.trace.reader import Trace
 
 PAGE = (ROOT / "docs" / "engines.md").read_text("utf-8")

@@ -16,8 +16,8 @@ import pytest
 from command import run
 from places import REPORT_SCHEMA, ROOT, TESTS
 
-from llamadiff.candidates import writers
-from llamadiff.cli.commands import app
+from llamadiff.cli.app import app
+from llamadiff.ext.writers import writers
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.system.exits import OWN_FAULT
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llamadiff.diagnose.diagnosis import Cause, Diagnosis
 from llamadiff.judge.finding import Local
 from llamadiff.judge.verdict import UNCHECKED, of_node, worst_of
 from llamadiff.numerics import metrics
 from llamadiff.result.comparison import Comparison
+from llamadiff.result.diagnosis import Cause, Diagnosis
 from llamadiff.result.logits import Logits, TopToken
 from llamadiff.result.rows import Row
 from llamadiff.words.advice import next_steps

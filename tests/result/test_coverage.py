@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.cli.commands import app
+from llamadiff.cli.app import app
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.report.json import to_object
 from llamadiff.trace.metadata import KEY

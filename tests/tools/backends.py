@@ -110,7 +110,7 @@ def mistaken() -> Path:
     folder = FOLDER / "mistaken"
     if not (folder / "src").is_dir():
         shutil.copytree(sources(version(PACKAGE)), folder, ignore=shutil.ignore_patterns("build"), dirs_exist_ok=True)
-        for patch in ("extras/port/mistakes/graphs.patch", "llamacpp/mistakes/state.patch"):
+        for patch in ("ext/port/mistakes/graphs.patch", "llamacpp/mistakes/state.patch"):
             run("patch", "--strip", "1", "--input", ROOT / "tests" / patch, where=folder)
     return built(folder, folder / "build", ("llama",), "-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_COMMON=OFF")
 

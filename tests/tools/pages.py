@@ -17,8 +17,8 @@ from playwright.sync_api import Browser, sync_playwright
 
 import llamadiff
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.page.page import to_html
 from llamadiff.report.formats import About
-from llamadiff.report.html.page import to_html
 from llamadiff.result.comparison import Comparison
 from llamadiff.verbs import verbs
 

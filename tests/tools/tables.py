@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from llamadiff.diagnose.registry import Bug, known_bugs
+from llamadiff.ext.explain.registry import Bug, known_bugs
 from llamadiff.trace.taps import KINDS, Kind
 
 DOCS = Path(__file__).parents[2] / "docs"

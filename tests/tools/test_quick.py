@@ -66,7 +66,7 @@ def test_a_test_may_say_which_of_its_cases_are_quick():
 
 def test_every_known_bug_is_injected_in_a_quick_test():
     """In more than one model and type of weights over all, and in less than half of the cases."""
-    cases = [(f"tests/diagnose/test_known_bugs.py::test_a_bug_is_named[{case.id}]",
+    cases = [(f"tests/ext/explain/test_known_bugs.py::test_a_bug_is_named[{case.id}]",
               frozenset(enumerate((case.values[0].cause, *case.values[1:])))) for case in INJECTED]  # fmt: skip
     chosen = set(spread(cases))
     quick = [case.values for case, (name, _) in zip(INJECTED, cases, strict=True) if name in chosen]

@@ -13,7 +13,7 @@ from llamaref import Engine, ops
 from places import REPORT_SCHEMA
 
 from llamadiff.candidates.reference import record
-from llamadiff.diagnose.registry import known_bugs
+from llamadiff.ext.explain.registry import known_bugs
 from llamadiff.trace.writer import rewrite
 from llamadiff.verbs.verbs import diff
 from llamadiff.words.repairs import repairs_of

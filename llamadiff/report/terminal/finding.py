@@ -9,10 +9,10 @@ from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
-from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.report.facts import mistakes
 from llamadiff.report.terminal.page import STRONG, Page
 from llamadiff.result.comparison import Comparison
+from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.rows import Row, stem
 from llamadiff.words import advice
 from llamadiff.words import diagnosis_text as say

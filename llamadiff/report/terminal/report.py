@@ -9,7 +9,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff.report.loss import loss_tables
+from llamadiff.report.tables import tables_of
 from llamadiff.report.terminal.escape import tiny
 from llamadiff.report.terminal.finding import (
     put_causes,
@@ -54,7 +54,7 @@ def render(comparison: Comparison, console: Console, full: bool = False) -> None
     put_fixes(page, comparison, full)
     put_subject(page, comparison, full)
     put_preflight(page, comparison, full)
-    put_loss(page, comparison, full)
+    put_tables(page, comparison, full)
     if comparison.rows:
         page.blank()
         put_map(page, comparison, full)
@@ -83,11 +83,12 @@ def render_causes(comparison: Comparison, console: Console) -> None:
     put_next_steps(page, comparison)
 
 
-def put_loss(page: Page, comparison: Comparison, full: bool) -> None:
-    """Print what quantization costs, where two files were compared."""
-    if comparison.loss is not None:
+def put_tables(page: Page, comparison: Comparison, full: bool) -> None:
+    """Print what slices found besides."""
+    tables = tables_of(comparison, full)
+    if tables:
         page.blank()
-    for _, titles, cells in loss_tables(comparison.loss, full):
+    for _, titles, cells in tables:
         page.table(titles, cells)
         page.blank()
 

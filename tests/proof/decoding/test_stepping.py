@@ -10,8 +10,8 @@ import pytest
 from places import TESTS
 
 from llamadiff import compare
-from llamadiff.candidates.steps_file import read_steps
 from llamadiff.engines import run_spec
+from llamadiff.ext.state.steps_file import read_steps
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.system.errors import UserError
 from proof.decoding.stepping import MISTAKES

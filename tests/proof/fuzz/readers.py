@@ -33,18 +33,18 @@ from llamadiff.cli import inputs
 from llamadiff.engines import chat_template
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.file import checkpoint as checkpoint_side
+from llamadiff.ext.file.opening import judge_weights
+from llamadiff.ext.file.report import weights_to_csv, weights_to_json, weights_to_markdown
 from llamadiff.ggml.repro import load
 from llamadiff.judge.preflight.checks import check_runnable
 from llamadiff.judge.sketching import sketch_of
 from llamadiff.numerics import tolerances
 from llamadiff.report.json import to_json
-from llamadiff.report.weights import weights_to_csv, weights_to_json, weights_to_markdown
 from llamadiff.trace.metadata import KEY, SCHEMA
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.tolerance_file import load_rules
 from llamadiff.verbs.verbs import diff, graph, record_nodes
-from llamadiff.weights import checkpoint as checkpoint_side
-from llamadiff.weights.opening import judge_weights
 from proof.fuzz import mutating
 
 Read = Callable[[], object]

@@ -11,12 +11,12 @@ import numpy as np
 from models.small import write_model
 from threadpoolctl import threadpool_limits
 
-from llamadiff.diagnose.diagnosis import Diagnosis
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import GraphModel, by_its_graph
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.result.comparison import Comparison
+from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.judging import judge

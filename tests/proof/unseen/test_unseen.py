@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamadiff.diagnose.registry import EDITS, known_bugs
+from llamadiff.ext.explain.registry import EDITS, known_bugs
 from proof.unseen.architectures import ARCHITECTURES
 from proof.unseen.bugs import BUGS
 from proof.unseen.crossing import DECODE, Models

@@ -1,1 +1,0 @@
-"""Why a tap is wrong: known bugs, replayed on what the candidate recorded."""

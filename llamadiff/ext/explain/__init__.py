@@ -1,0 +1,37 @@
+"""Why taps are wrong: known bugs, replayed on what was recorded, and what is read back of an op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llamadiff.plugins import Slice
+
+if TYPE_CHECKING:
+    from llamadiff.cli.command import Command
+    from llamadiff.judge.study import Bench, Look, Study
+    from llamadiff.result.diagnosis import Diagnosis
+
+
+class Explain(Slice):
+    """Why taps are wrong: known bugs, replayed on what was recorded, and what is read back of an op."""
+
+    needs = ("file",)
+
+    def commands(self) -> Sequence[Command]:
+        from llamadiff.ext.explain.cli import COMMANDS
+
+        return COMMANDS
+
+    def looks(self) -> Sequence[Look]:
+        from llamadiff.ext.explain.conventions.study import choices, roundings
+
+        return choices, roundings
+
+    def causes(self, bench: Bench, study: Study) -> tuple[Diagnosis, ...]:
+        from llamadiff.ext.explain.causes import causes_of
+
+        return causes_of(bench, study)
+
+
+slice_ = Explain()

@@ -1,0 +1,203 @@
+"""Sums, gates and constant factors at nodes of a graph: residuals, branches, multipliers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from llamadiff.ext.explain.alter import changed, instead, only, takes, through, times, with_float
+from llamadiff.ext.explain.bugs.norms import NORMS
+from llamadiff.ext.explain.case import Array, NotRecordedError
+from llamadiff.ext.explain.registry import Constant, Edit, at_nodes
+from llamadiff.ext.explain.site import Site
+from llamadiff.ext.explain.solve import FACTOR, Sought
+from llamadiff.ggml.graph import GraphNode
+from llamadiff.ggml.op import Op
+
+MOST = 40  # recorded taps that are tried in a residual's place
+
+
+def _sides(site: Site) -> Iterator[tuple[int, int]]:
+    """Which operand of a sum is the residual (the older one), and which the branch.
+
+    Nothing where one is a weight, or a part of another node: an expert's share in the sum of all.
+    """
+    if not _is_of_nodes(site) or site.shape(0) != site.shape(1):
+        return
+    if any(node is not None and node.op == "VIEW" for node in (site.source(place, whole=True) for place in (0, 1))):
+        return
+    older = [site.source(place) for place in (0, 1)]
+    numbers = [node.number if node is not None else 0 for node in older]
+    yield (0, 1) if numbers[0] < numbers[1] else (1, 0)
+
+
+def _is_of_nodes(site: Site) -> bool:
+    """Whether an op is of two nodes' results, and of no weight."""
+    return site.node_at(0) is not None and site.node_at(1) is not None
+
+
+@at_nodes("ADD", fix="add the residual")
+def residual_missing(site: Site) -> Iterator[Edit]:
+    """The residual is not added: the branch goes on alone."""
+    for residual, branch in _sides(site):
+        yield Edit(only(branch), f"leaves out {site.named(residual)}: {site.named(branch)} goes on alone")
+
+
+@at_nodes("ADD", fix="add the branch")
+def branch_missing(site: Site) -> Iterator[Edit]:
+    """The branch is not added: the residual goes on alone."""
+    for residual, branch in _sides(site):
+        if not _is_shared(site, branch):
+            says = f"leaves out {site.named(branch)}: {site.named(residual)} goes on alone"
+            yield Edit(only(residual), says)
+
+
+@at_nodes("ADD", fix="add the shared expert's result")
+def shared_expert_missing(site: Site) -> Iterator[Edit]:
+    """The shared expert's result is not added to that of the chosen ones."""
+    for place in chain.from_iterable(_sides(site)):
+        if _is_shared(site, place):
+            yield Edit(only(1 - place), f"leaves out the shared expert ({site.named(place)})")
+
+
+def _is_shared(site: Site, place: int) -> bool:
+    """Whether an operand is made by a shared expert."""
+    node = site.source(place)
+    for _ in range(3):
+        if node is None:
+            return False
+        if "shexp" in site.at(node).weight(0):
+            return True
+        node = site.at(node).source(0)
+    return False
+
+
+@at_nodes("ADD", fix="add branch and residual once each")
+def residual_doubled(site: Site) -> Iterator[Edit]:
+    """The residual or the branch is added twice, or subtracted."""
+    for role, place in _by_role(site):
+        name = site.named(place)
+        yield Edit(times(place, 2), f"adds {name} twice", role)
+        yield Edit(times(place, -1), f"subtracts {name}", f"minus {role}")
+
+
+@at_nodes("ADD", fix="carry the residual from one addition to the next")
+def residual_elsewhere(site: Site) -> Iterator[Edit]:
+    """The residual is taken from another place: the layer's input, its predecessor's, the embedding."""
+    for place in chain.from_iterable(_sides(site)):
+        for label, x in islice(site.recorded(site.shape(place)), MOST):
+            says = f"adds {label}, not {site.named(place)}"
+            yield Edit(instead(place, x), says, f"{place} {_relative(label, site.case.tap.layer)}")
+
+
+def _relative(label: str, layer: int | None) -> str:
+    word, _, number = label.rpartition("-")
+    return f"{word} {int(number) - layer:+d}" if word and number.isdecimal() and layer is not None else label
+
+
+@at_nodes("ADD", fix="add what came in before the norm")
+def residual_normed(site: Site) -> Iterator[Edit]:
+    """The residual is taken after the norm: post-norm where the model is pre-norm."""
+    for residual, _ in _sides(site):
+        norm = _norm_of(site, residual)
+        if norm is not None and norm.label:
+            with suppress(NotRecordedError):
+                x = site.case.values(norm.label).reshape(1, *site.shape(residual))
+                yield Edit(instead(residual, x), f"adds {norm.label}, the residual after its norm")
+
+
+def _norm_of(site: Site, place: int) -> GraphNode | None:
+    """The named end of the norm that is taken of an operand: the product with its weight, or the sum with its bias."""
+    below = site.source(place)
+    users = site.at(below).users() if below is not None else []
+    found = next((user for user in users if user.op in NORMS and user.number < site.node.number), None)
+    while found is not None:
+        more = next((user for user in site.at(found).users() if user.op in ("MUL", "ADD")), None)
+        if more is None or not site.at(more).weight(1):
+            return found
+        found = more
+    return None
+
+
+@at_nodes("ADD", fix="add the branch as it leaves its last product")
+def branch_normed(site: Site) -> Iterator[Edit]:
+    """The sum is normalised: post-norm where the model is pre-norm."""
+    eps = next((float(np.frombuffer(n.params, np.float32)[0]) for n in site.engine.graph.nodes if n.op in NORMS), 1e-5)
+
+    def norm(x: Array, weight: Any = 1) -> Array:
+        wide = x.astype(np.float64)
+        rows = np.asarray(wide / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps), np.float32)
+        return np.asarray(rows * weight)
+
+    def normed_sum(weight: Any, n: Op) -> Array:
+        return norm(n.x() + n.x(1), weight)
+
+    for residual, branch in _sides(site):
+        yield Edit(takes(partial(normed_sum, 1)), "normalises the sum, without a weight", "bare")
+        weighted = _norm_of(site, residual)
+        name = site.at(weighted).weight(1) if weighted is not None and weighted.op == "MUL" else ""
+        if name:
+            weight = site.vector(name)
+            yield Edit(takes(partial(normed_sum, weight)), f"normalises the sum by {name}", "sum")
+            says = f"normalises {site.named(branch)} by {name} before it is added"
+            yield Edit(changed(branch, partial(norm, weight=weight)), says, "weighted branch")
+        says = f"normalises {site.named(branch)} before it is added, without a weight"
+        yield Edit(changed(branch, norm), says, "branch")
+
+
+@at_nodes("ADD", fix="multiply neither branch nor residual: this model has no multipliers", general=True)
+def residual_multiplied(site: Site) -> Iterator[Constant]:
+    """Branch or residual is multiplied by a constant."""
+    for role, place in _by_role(site):
+        yield _factor(site, place, role)
+
+
+def _factor(site: Site, place: int, role: str) -> Constant:
+    name = site.named(place)
+    sought = replace(FACTOR, says=lambda value, own: f"adds {value:.5g} times {name}")
+    return Constant(lambda value: times(place, value), sought, 1.0, variant=role, linear=True)
+
+
+def _by_role(site: Site) -> Iterator[tuple[str, int]]:
+    for residual, branch in _sides(site):
+        yield from (("residual", residual), ("branch", branch))
+
+
+@at_nodes("MUL", fix="multiply both")
+def gate_missing(site: Site) -> Iterator[Edit]:
+    """Of two tensors that the model multiplies, one goes on alone: a gate is left out."""
+    if not _is_of_nodes(site):
+        return
+    yield Edit(through, f"leaves out the factor {site.named(1)}", "second")
+    if site.shape(1) == site.node.shape:
+        yield Edit(only(1), f"leaves out the factor {site.named(0)}", "first")
+        yield Edit(takes(lambda n: n.x() + n.x(1)), f"adds {site.named(0)} and {site.named(1)}", "sum")
+
+
+@at_nodes("SCALE", fix="multiply by the model's constant once")
+def multiplier_missing(site: Site) -> Iterator[Edit]:
+    """A constant factor of the model is left out, or applied wrongly: of embeddings, queries, residuals, logits."""
+    own = float(site.floats[0])
+    if own in (0.0, 1.0):
+        return
+    yield Edit(with_float(p0=1.0), f"does not multiply by {own:.5g}", "missing")
+    yield Edit(with_float(p0=1 / own), f"divides by {own:.5g}; the model multiplies by it", "inverse")
+    yield Edit(with_float(p0=own * own), f"multiplies by {own:.5g} twice", "twice")
+    if own > 0:
+        yield Edit(with_float(p0=own**0.5), f"multiplies by the root of {own:.5g}", "root")
+
+
+@at_nodes("SCALE", general=True, fix="read the constant from the file")
+def multiplier_other(site: Site) -> Iterator[Constant]:
+    """A constant factor is another than the model's."""
+    own = float(site.floats[0])
+    if own > 0:
+        says = lambda value, own: f"multiplies by {value:.5g}; the model by {own:.5g}"  # noqa: E731
+        sought = Sought(own / 1000, own * 1000, says, (0.5, 2.0))
+        yield Constant(lambda value: with_float(p0=value), sought, own)

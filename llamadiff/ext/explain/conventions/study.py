@@ -1,0 +1,63 @@
+"""Two looks at a study: choices of an engine that cancel within the model, and roundings that no policy has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from threadpoolctl import threadpool_limits
+
+from llamadiff.engines.model_file import Runnable
+from llamadiff.ext.explain.budget import Budget
+from llamadiff.ext.explain.conventions.choices import suspected, without
+from llamadiff.ext.explain.conventions.reading import read
+from llamadiff.ext.explain.diagnose import Scene, scene_of
+from llamadiff.judge.run import Passes
+from llamadiff.judge.study import Bench, Study
+
+WORK = 1e10  # multiply-adds to ask whether a rounding is a known bug
+WORSE = 10.0  # how many times the error that a tap had is too much where a choice is undone
+
+
+def choices(bench: Bench, study: Study) -> Study | None:
+    """The legal choices that explain what looks wrong.
+
+    A choice that is none makes some taps right, and others worse than they were.
+    """
+    assumed, wrong = study.assumed, study.passes.wrong("candidate")
+    words = {tap.kind.word for tap in wrong.values()}
+    assert assumed.trace is not None
+    found = suspected(bench.model, bench.baseline, assumed.trace, words)
+    for some in (found, *([choice] for choice in found if len(found) > 1)):
+        if some:
+            plain = without(some, bench.model, assumed.trace)
+            again = bench.run(replace(assumed, trace=plain, choices=(*assumed.choices, *some)))
+            if again.passes.wrong("candidate").keys() < wrong.keys() and not is_worse(again.passes, study.passes):
+                return again
+    return None
+
+
+def is_worse(again: Passes, before: Passes) -> bool:
+    """Whether a tap that is wrong is much further off than it was."""
+    errors = {f.tap.name: f.local["candidate"].nmse for f in before.findings if "candidate" in f.local}
+    wrong = again.wrong("candidate")
+    return any(
+        finding.local["candidate"].nmse > WORSE * errors[finding.tap.name]
+        for finding in again.findings
+        if finding.tap.name in wrong
+    )
+
+
+def _scene(bench: Bench, of: Runnable | None, study: Study) -> Scene | None:
+    """What known bugs are looked for with in a model or a graph."""
+    return None if of is None else scene_of(of, study.passes, "candidate", Budget(WORK), bench.how.progress)
+
+
+def roundings(bench: Bench, study: Study) -> Study | None:
+    """The roundings that most taps of a kind show."""
+    if study.assumed.roundings:
+        return None
+    with threadpool_limits(1, "blas"):
+        scene = _scene(bench, bench.model, study)
+        assert scene is not None
+        own, found = read(scene, study.passes.findings, lambda: _scene(bench, bench.graph(), study))
+    return bench.run(replace(study.assumed, own=own, roundings=found)) if found else None

@@ -1,0 +1,82 @@
+"""One file by itself: every tensor listed, decoded twice, and looked at for what is odd."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from llamaref.known_tensors import known_stems
+
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.file.oddities import oddities_of, out_of_line
+from llamadiff.ext.file.result import TensorRow, WeightReport
+from llamadiff.ext.file.rules import assumptions, rule_oddities
+from llamadiff.ext.file.statistics import NEITHER, ONLY_GGML, ONLY_GGUF, TensorRead, examine
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.request import Request
+from llamadiff.result.oddity import Oddity
+from llamadiff.system.errors import UnrunnableError
+from llamadiff.system.pages import let_go
+from llamadiff.system.progress import Progress, silent
+
+
+@np.errstate(all="ignore")  # what overflows shows in the values
+def inspect(path: str | Path, progress: Progress = silent, load: bool = True) -> WeightReport:
+    """Read a model file's tensors, one after the other. ``load``: ask llama.cpp too whether it takes the file."""
+    started = time.perf_counter()
+    model = ModelFile(path)
+    rows, oddities, unchecked = list[TensorRow](), list[Oddity](), list[str]()
+    for number, name in enumerate(model.tensors):
+        progress(f"reading {name}", number, len(model.tensors))
+        found = examine(model.weights, name, model.dequantizer.of_type(model.weights.type(name)))
+        row = TensorRow.of(model.weights, name, found.decoders != NEITHER)
+        rows.append(replace(row, stats=found.stats, decoders=found.decoders))
+        oddities += oddities_of(model.weights, name, found)
+        unchecked += _untold(name, model.weights.type(name), found)
+        let_go(model.weights.stored(name))
+    oddities += out_of_line({row.name: row.stats.rms for row in rows if row.stats is not None})
+    oddities += list(rule_oddities(model))
+    if load and known_stems(model.architecture) is not None:
+        progress("loading the model into llama.cpp")
+        oddities += _refused(model, oddities)
+    timing = {"total_s": time.perf_counter() - started}
+    described = model.describe(sha256="")
+    return WeightReport(described, None, tuple(rows), _sorted(oddities, model), tuple(assumptions(model)),
+                        tuple(dict.fromkeys(unchecked)), timing)  # fmt: skip
+
+
+def _untold(name: str, kind: str, found: TensorRead) -> Iterator[str]:
+    """What could not be compared, by type."""
+    if found.decoders in (ONLY_GGML, ONLY_GGUF):
+        other = "gguf-py" if found.decoders == ONLY_GGML else "ggml"
+        yield f"{kind} is decoded by {found.decoders}: {other} has none for it, so that nothing confirms the values"
+    elif found.decoders == NEITHER:
+        yield f"{name} is of type {kind}, which neither gguf-py nor ggml decodes: its values were not looked at"
+
+
+def _refused(model: ModelFile, found: list[Oddity]) -> list[Oddity]:
+    """That llama.cpp does not load the file, where nothing says why already."""
+    said = refusal(model)
+    return [Oddity("llama.cpp", said, "unloadable", certain=not any(o.certain for o in found))] if said else []
+
+
+def _sorted(oddities: list[Oddity], model: ModelFile) -> tuple[Oddity, ...]:
+    """In the file's order, what is certain first."""
+    order = {name: number for number, name in enumerate(model.tensors)}
+    return tuple(sorted(oddities, key=lambda o: (not o.certain, order.get(o.where, len(order)))))
+
+
+def refusal(model: ModelFile) -> str | None:
+    """What llama.cpp says against the file; None if it loads, or if there is no llama.cpp to ask."""
+    path = str(model.path)
+    request = Request(path, tuple(map(str, model.weights.files)), errand="load")
+    try:
+        with Child() as child:
+            child.ask(request, silent)
+    except UnrunnableError as error:
+        said = str(error)
+        return said.removeprefix(f"{path}: ") if said.startswith(f"{path}: ") else None
+    return None

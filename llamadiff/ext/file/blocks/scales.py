@@ -1,0 +1,186 @@
+"""Scales, minima and places of quantized blocks, and how people misread them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from llamaref.weights import block_sizes
+from numpy.typing import NDArray
+
+from llamadiff.ext.file.blocks.fields import FIELDS, changed, field_of
+from llamadiff.ext.file.blocks.misreading import (
+    Change,
+    Decode,
+    Misread,
+    Misreading,
+    block_bug,
+    every_second_twice,
+    with_field,
+    with_nibbles_swapped,
+    zero,
+)
+
+Array = NDArray[Any]
+WITH_MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+# Whole numbers times scales, of which engines' own decoders are misread; the others' quants are numbers of codes.
+WHOLE_NUMBERS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
+
+@block_bug(fix="subtract the (sub-)block's minimum (Q4_1 and Q5_1: add it)", source="aprender#199, mlx#3664")
+def minima_wrong(kind: str, _: int) -> Iterator[Misreading]:
+    """The blocks' minima are ignored, have the wrong sign, or change places with the scales."""
+    if kind not in WITH_MINIMA:
+        return
+    m, d = field_of(kind, "m"), field_of(kind, "d")
+    sign = "adds" if kind.endswith("K") else "subtracts"
+    flip = np.array([0, 0x80], np.uint8)
+    yield Misreading(f"ignores {kind}'s minima", with_field(kind, "m", zero), "none")
+    yield Misreading(
+        f"{sign} {kind}'s minima instead of the opposite", with_field(kind, "m", lambda field: field ^ flip), "sign"
+    )
+    yield Misreading(
+        f"swaps {kind}'s scale and minimum",
+        lambda b, decode: decode(changed(changed(b, m, b[:, d]), d, b[:, m])),
+        "swapped",
+    )
+
+
+@block_bug(fix="unpack the six-bit scales as ggml's get_scale_min_k4 does", source="aprender#199, mlx#3664")
+def scales_misread(kind: str, _: int) -> Iterator[Misreading]:
+    """The K-quants' packed scales are unpacked wrongly: upper bits, order, sign, offset."""
+    for says, change in SCALE_MISTAKES.get(kind, {}).items():
+        yield Misreading(f"{says} ({kind})", with_field(kind, "scales", change), says)
+    if kind == "Q6_K":
+        yield Misreading("reads Q6_K's scales as unsigned bytes", _unsigned, "unsigned")
+    if kind == "Q3_K":
+        yield Misreading("does not subtract 32 from Q3_K's scales", _biased, "offset")
+
+
+def unpacked(s: Array) -> tuple[Array, Array]:
+    """Six-bit scales and minima of a K block, [n, 12] -> [n, 8] each (ggml-quants.c, get_scale_min_k4)."""
+    low = s[:, 0:4], s[:, 4:8], s[:, 8:12]
+    sc = np.concatenate([low[0] & 63, (low[2] & 15) | (low[0] >> 6 << 4)], axis=1)
+    mn = np.concatenate([low[1] & 63, (low[2] >> 4) | (low[1] >> 6 << 4)], axis=1)
+    return sc, mn
+
+
+def _packed(sc: Array, mn: Array) -> Array:
+    """The inverse of ``unpacked``."""
+    first = sc[:, :4] | (sc[:, 4:] >> 4 << 6)
+    second = mn[:, :4] | (mn[:, 4:] >> 4 << 6)
+    return np.concatenate([first, second, (sc[:, 4:] & 15) | (mn[:, 4:] & 15) << 4], axis=1).astype(np.uint8)
+
+
+def _last_swapped(s: Array) -> Array:
+    return np.concatenate([s[:, :8], with_nibbles_swapped(s[:, 8:])], axis=1)
+
+
+def _last_zero(s: Array) -> Array:
+    return np.concatenate([s[:, :8], zero(s[:, 8:])], axis=1)
+
+
+_SIX_BITS: Mapping[str, Change] = {
+    "leaves out the upper bits of the last four scales and minima": lambda s: np.concatenate(
+        [s[:, :8] & 63, s[:, 8:]], axis=1
+    ),
+    "swaps scales and minima of the sub-blocks": lambda s: _packed(*reversed(unpacked(s))),
+    "swaps the nibbles of the last four scales and minima": _last_swapped,
+    "gives two neighbouring sub-blocks one scale: blocks of 64 for 32": lambda s: _packed(
+        *(every_second_twice(part) for part in unpacked(s))
+    ),
+}
+_BLOCKS_OF_32 = "gives two neighbouring sub-blocks one scale: blocks of 32 for 16"
+SCALE_MISTAKES: Mapping[str, Mapping[str, Change]] = {
+    "Q4_K": _SIX_BITS,
+    "Q5_K": _SIX_BITS,
+    "Q2_K": {"swaps scale and minimum nibbles": with_nibbles_swapped, _BLOCKS_OF_32: every_second_twice},
+    "Q6_K": {_BLOCKS_OF_32: every_second_twice},
+    "Q3_K": {"leaves out the upper bits of the scales": _last_zero},
+}
+
+
+def _unsigned(blocks: Array, decode: Decode) -> Array:
+    """Q6_K's values, by scales of 0 to 255."""
+    scale = blocks[:, field_of("Q6_K", "scales")].view(np.int8).astype(np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(scale == 0, 1, (scale % 256) / scale)
+    return np.asarray((decode(blocks).reshape(-1, 16, 16) * ratio[..., None]).reshape(-1, 256))
+
+
+def _biased(blocks: Array, decode: Decode) -> Array:
+    """Q3_K's values, by scales of which 32 is not subtracted: of 16, four low bits each, then two high bits each."""
+    where = field_of("Q3_K", "scales")
+    ones = np.repeat(np.array([0x11, 0xAA], np.uint8), [8, 4])  # every scale 33: 1 once 32 is subtracted
+    first, last = blocks[:, where][:, :8], blocks[:, where][:, 8:]
+    low = np.concatenate([first & 15, first >> 4], axis=1)
+    high = np.concatenate([(last >> shift) & 3 for shift in (0, 2, 4, 6)], axis=1)
+    scales = np.asarray(low | (high << 4), np.float32)
+    quants = decode(changed(blocks, where, ones)).reshape(-1, 16, 16)
+    return (quants * scales[..., None]).reshape(-1, 256)
+
+
+def as_bf16(bits: Array) -> Array:
+    """Sixteen bits as a bfloat16."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+SCALE_READINGS = (  # of d: cause, variant, in words, its bits -> what is multiplied by
+    ("scale-missing", "none", "leaves out {}'s scale d", lambda bits: np.ones(len(bits), np.float32)),
+    ("scale-missing", "bf16", "reads {}'s scale as bfloat16; it is float16", as_bf16),
+    ("scale-sign", "sign", "leaves out the sign of {}'s scale d", lambda bits: abs(bits.view(np.float16).astype("f4"))),
+    ("scale-whole", "whole", "reads {}'s scale as a whole number", lambda bits: bits.astype(np.float32)),
+)
+
+
+def scale_readings(kind: str) -> Iterator[Misreading]:
+    """The scale left out, or read as something else."""
+    if "d" in FIELDS[kind]:
+        for cause, variant, says, of in SCALE_READINGS:
+            yield Misreading(says.format(kind), _rescaled(kind, of), variant, cause)
+
+
+def _rescaled(kind: str, of: Change) -> Misread:
+    """Values as another scale would make them: they are linear in it."""
+    where = field_of(kind, "d")
+
+    def read(blocks: Array, decode: Decode) -> Array:
+        bits = np.ascontiguousarray(blocks[:, where]).view(np.uint16)[:, 0]
+        none, one = (decode(changed(blocks, where, _bytes(value))) for value in (0.0, 1.0))
+        with np.errstate(all="ignore"):
+            return np.asarray(none + (one - none) * of(bits)[:, None])
+
+    return read
+
+
+def _bytes(value: float) -> Array:
+    return np.frombuffer(np.float16(value).tobytes(), np.uint8)
+
+
+@block_bug(fix="multiply by the block's scale d")
+def scale_missing(kind: str, _: int) -> Iterator[Misreading]:
+    """The blocks' scale is left out, or read as bfloat16."""
+    if kind in WHOLE_NUMBERS:
+        yield from (each for each in scale_readings(kind) if each.cause == "scale-missing")
+
+
+@block_bug(
+    fix="blocks hold 32 values (K-quants: 256) and follow one another without gaps",
+    source="1bit-MONSTER#1234",
+)
+def block_size_wrong(kind: str, per_row: int) -> Iterator[Misreading]:
+    """The scale of a neighbouring block is used: the block size or the stride is wrong."""
+    if kind not in WHOLE_NUMBERS or per_row < 2:
+        return
+    n, here = block_sizes(kind)[0], np.arange(per_row)
+    doubled, following, preceding = here // 2 * 2, np.roll(here, -1), np.roll(here, 1)
+    says = f"takes every second scale: blocks of {2 * n} for {n} ({kind})"
+    yield Misreading(says, _scaled_by(kind, doubled), "double")
+    yield Misreading(f"scales each {kind} block by the next one's scale", _scaled_by(kind, following), "next")
+    yield Misreading(f"scales each {kind} block by the one before's scale", _scaled_by(kind, preceding), "previous")
+
+
+def _scaled_by(kind: str, order: Array) -> Misread:
+    """Each block of a row with the scale of another one."""
+    return with_field(kind, "d", lambda d: d.reshape(-1, len(order), 2)[:, order].reshape(-1, 2))

@@ -1,0 +1,265 @@
+"""A Hugging Face directory as the other side: its tensors, through the transforms that converters legally do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from llamaref.known_tensors import stem_of
+
+from llamadiff import plugins
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.weight_faults import heads_of
+from llamadiff.ext.file.against import OtherSide, label_of
+from llamadiff.ext.file.architectures import IGNORED, TABLES, Origin
+from llamadiff.ext.file.config_keys import Stated, metadata_oddities, model_types, rope_tensors, stated_by
+from llamadiff.ext.file.explain import Guess, explained
+from llamadiff.ext.file.mistakes import Made, guesses_of
+from llamadiff.ext.file.pairs import FLOOR, Measured, Pair, in_file
+from llamadiff.ext.file.safetensors_files import open_checkpoint
+from llamadiff.ext.file.transforms import TRANSFORMS, Sizes, cut_qkv, joined_experts
+from llamadiff.ext.file.views import Stored, concatenated
+from llamadiff.numerics.tolerances import ROUNDING
+from llamadiff.result.oddity import CheckpointTokenizer, Oddity
+from llamadiff.system.errors import UserError
+from llamadiff.trace.stated import read_json
+
+MAX_CONFIG = 1 << 22
+HEAD, EMBEDDING = "output.weight", "token_embd.weight"
+QKV = ("attn_q", "attn_k", "attn_v")
+_SUFFIX = re.compile(r"\.(weight|bias)$")
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A tensor of the file by its parts."""
+
+    layer: int | None
+    stem: str
+    suffix: str
+
+    @classmethod
+    def of(cls, name: str) -> _Named:
+        layer, stem = stem_of(name)
+        match = _SUFFIX.search(name)
+        return cls(layer, stem, match[0] if match else "")
+
+
+class Checkpoint(OtherSide):
+    """A directory with config.json and .safetensors files. Raises UserError for what is none, or of another model."""
+
+    def __init__(self, model: ModelFile, folder: Path) -> None:
+        self.model, self.folder, self.label = model, folder, label_of(folder)
+        config = read_json(folder / "config.json", MAX_CONFIG, "the config.json of a checkpoint")
+        if not isinstance(config, dict):
+            raise UserError(f"{folder / 'config.json'}: expected an object of hyper-parameters")
+        self.config: dict[str, Any] = config
+        if model.architecture not in TABLES:
+            raise UserError(
+                f"{model.path}: no table says how {model.architecture} is converted; known are {', '.join(TABLES)}"
+            )
+        self._check_same()
+        found, self.unread = open_checkpoint(folder)
+        self.tensors = {_canonical(name, model.architecture): view for name, view in found.items()}
+        self.table, self.used = TABLES[model.architecture], set[str]()
+        self.stated: Stated = stated_by(config, model.architecture)
+
+    def _check_same(self) -> None:
+        kind = self.config.get("model_type")
+        if kind not in model_types(self.model.architecture):
+            raise UserError(
+                f"{self.folder}: model_type is {str(kind)[:40]!r}, {self.model.path.name} holds "
+                f"{self.model.architecture}; give the checkpoint that it was converted from"
+            )
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        number = self.stated.number
+        return Sizes(number("attention.head_count"), number("attention.head_count_kv"),
+                     max(number("ssm.group_count"), 1))  # fmt: skip
+
+    @cached_property
+    def made(self) -> dict[str, Made]:
+        """Tensor of the file -> what should be in it."""
+        found = {name: self._made(_Named.of(name)) for name in self.model.tensors}
+        return {name: made for name, made in found.items() if made is not None}
+
+    def complete(self) -> dict[str, Made]:
+        """What a right file would hold: the tensors of this one, and those that it lacks."""
+        lacking = [f"{stem}.weight" for stem in ("output", *rope_tensors(self.config))]
+        others = {name: self._made(_Named.of(name)) for name in lacking if name not in self.made}
+        if self._is_tied():
+            others.pop("output.weight", None)
+        return {**self.made, **{name: made for name, made in others.items() if made is not None}}
+
+    def _made(self, place: _Named) -> Made | None:
+        rules = (self.table.outside if place.layer is None else self.table.layer).get(place.stem, ())
+        for rule in rules:
+            made = self._by_rule(rule, place)
+            if made is not None:
+                return made
+        return self._otherwise(place)
+
+    def _by_rule(self, rule: Origin, place: _Named) -> Made | None:
+        """What a rule makes of the checkpoint, if its sources are there."""
+        name = rule.source.replace("{i}", str(place.layer)) + ("" if rule.exact else place.suffix)
+        names = [name]
+        if "{x}" in name:
+            count = next((x for x in range(1 << 16) if name.replace("{x}", str(x)) not in self.tensors), 0)
+            names = [name.replace("{x}", str(x)) for x in range(count)]
+        if not names or any(each not in self.tensors for each in names):
+            return None
+        self.used.update(names)
+        views = [self.tensors[each] for each in names]
+        told = f"{name.replace('{x}', '*')}" + (f", {rule.make}" if rule.make != "identity" else "")
+        try:
+            return Made(told, TRANSFORMS[rule.make](views, self.sizes), rule.make, tuple(views))
+        except (ValueError, IndexError, ZeroDivisionError):  # sizes that do not fit what config.json says
+            return None
+
+    def _otherwise(self, place: _Named) -> Made | None:
+        """What is legally fused, split, computed or used twice."""
+        try:
+            return self._fused(place)
+        except (ValueError, IndexError, ZeroDivisionError):
+            return None
+
+    def _fused(self, place: _Named) -> Made | None:
+        """Raises what NumPy does where sizes do not fit."""
+        if place == _Named.of(HEAD):
+            return self._made(_Named.of(EMBEDDING)) if self._is_tied() else None
+        computed = rope_tensors(self.config).get(place.stem)
+        if computed is not None:
+            return Made("computed from the RoPE scaling of config.json", Stored(computed, "F32"), "computed")
+        if place.stem == "attn_qkv":
+            parts = [self._made(_Named(place.layer, stem, place.suffix)) for stem in QKV]
+            views = tuple(part.view for part in parts if part is not None)
+            whole = len(views) == len(QKV)
+            return Made("Q, K and V, one after the other", concatenated(views), "fused", views) if whole else None
+        if place.stem in QKV and "attn_qkv" in self.table.layer:
+            return self._split(place)
+        if place.stem == "ffn_gate_up_exps":
+            gate, up = (self._made(_Named(place.layer, f"ffn_{part}_exps", place.suffix)) for part in ("gate", "up"))
+            if gate is not None and up is not None:
+                return Made("gate and up of each expert", joined_experts(gate.view, up.view), "fused experts")
+        return None
+
+    def _split(self, place: _Named) -> Made | None:
+        """Q, K or V of a fused matrix."""
+        whole = self._made(_Named(place.layer, "attn_qkv", place.suffix))
+        if whole is None:
+            return None
+        part = cut_qkv(whole.view, self.sizes)[place.stem[-1].upper()]
+        return Made(f"{whole.says}, its part", part, "split")
+
+    def _is_tied(self) -> bool:
+        """Whether the embedding is the head too: config.json says so, or there is no other."""
+        heads = [rule.source + ".weight" for rule in self.table.outside.get("output", ())]
+        said = self.config.get("tie_word_embeddings", self.model.architecture.startswith("gemma"))
+        return said is True or not any(head in self.tensors for head in heads)
+
+    def pairs(self) -> Sequence[Pair]:
+        weights = self.model.weights
+        return [
+            Pair(in_file(self.model, name), made.view, made.says, _floor(made))
+            for name, made in self.made.items() if _plain(made.view.shape) == _plain(weights.shape(name))
+        ]  # fmt: skip
+
+    def oddities(self) -> Iterator[Oddity]:
+        weights = self.model.weights
+        for name in self.model.tensors:
+            made = self.made.get(name)
+            if made is None:
+                yield Oddity(name, f"no tensor of {self.label} makes it", "unexpected", certain=name != HEAD)
+            elif _plain(made.view.shape) != _plain(weights.shape(name)):
+                yield _misshapen(name, weights.shape(name), made)
+        yield from self._missing()
+        yield from metadata_oddities(self.model, self.stated, self.config)
+        yield from self.tokenizer.oddities(self.model) if self.tokenizer is not None else ()
+        yield from (found for found in self.ids if isinstance(found, Oddity))
+
+    @cached_property
+    def tokenizer(self) -> CheckpointTokenizer | None:
+        """The checkpoint's; None where no slice knows tokenizers."""
+        found: CheckpointTokenizer | None = plugins.first(lambda each: each.tokenizer(self.folder))
+        return found
+
+    @cached_property
+    def ids(self) -> Sequence[Oddity | str]:
+        """What asking both tokenizers comes to."""
+        if self.tokenizer is None:
+            return ["no tokenizer was compared: the slice that does so is missing"]
+        return self.tokenizer.ids(self.model)
+
+    def _missing(self) -> Iterator[Oddity]:
+        """Tensors of the checkpoint that are in none of the file's."""
+        heads = {rule.source + ".weight" for rule in self.table.outside.get("output", ())}
+        for name in sorted(self.tensors.keys() - self.used):
+            if name.endswith(IGNORED):
+                continue
+            if name in heads:
+                yield from self._headless(name)
+            else:
+                yield Oddity(name, "of the checkpoint is in no tensor of the file", "missing")
+        for stem in rope_tensors(self.config):
+            if not any(stem_of(name)[1] == stem for name in self.model.tensors):
+                says = "is missing: config.json scales RoPE by it, and llama.cpp then does not"
+                yield Oddity(f"{stem}.weight", says, "rope-scaling")
+
+    def _headless(self, name: str) -> Iterator[Oddity]:
+        """The file has no head: right where it is the embedding once more."""
+        made = self._made(_Named.of(EMBEDDING))
+        if self._is_tied() or made is None:
+            return
+        head = self.tensors[name]
+        pair = Made("", head)
+        if not pair.same_as(made):
+            says = f"is missing: llama.cpp multiplies by {EMBEDDING} (a tied head), and {name} holds other values"
+            yield Oddity(HEAD, says, "tied-head")
+
+    def unchecked(self) -> Iterator[tuple[str, str]]:
+        for name, kind in self.unread.items():
+            yield name, f"is of type {kind[:20]} in {self.label}, which is not read"
+
+    def notes(self) -> Iterator[str]:
+        yield from (found for found in self.ids if isinstance(found, str))
+
+    def explain(self, measured: Measured) -> Oddity:
+        pair = measured.pair
+        return explained(measured, self._guesses(pair), heads_of(self.model, pair.name))
+
+    def _guesses(self, pair: Pair) -> Iterator[Guess]:
+        yield from guesses_of(pair, self.made, self.sizes)
+
+
+def _canonical(name: str, architecture: str) -> str:
+    """A tensor's name as the tables have it: without the prefix of models that see, with that of whole models."""
+    for prefix in ("model.language_model.", "language_model.model.", "language_model."):
+        if name.startswith(prefix):
+            return ("" if name.startswith(prefix + "lm_head") else "model.") + name.removeprefix(prefix)
+    if architecture == "gpt2" and name.startswith(("h.", "wte.", "wpe.", "ln_f.")):
+        return f"transformer.{name}"
+    return name
+
+
+def _floor(made: Made) -> float:
+    """What is lost in the making: nothing, but where sums of 16-bit values were rounded to such again."""
+    kind = made.view.kind.lower()
+    return max(FLOOR, 8 * ROUNDING[kind]) if made.rule in ("plus one", "-exp") and kind in ROUNDING else FLOOR
+
+
+def _plain(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without axes of one."""
+    return tuple(size for size in shape if size != 1)
+
+
+def _misshapen(name: str, shape: tuple[int, ...], made: Made) -> Oddity:
+    wanted = made.view.shape
+    if _plain(shape) == _plain(wanted)[::-1]:
+        says = f"is transposed: its shape is {list(shape)}, {made.says} gives {list(wanted)}"
+        return Oddity(name, says, "transposed")
+    return Oddity(name, f"has shape {list(shape)}; {made.says} gives {list(wanted)}", "shape")

@@ -1,0 +1,70 @@
+"""The commands weights and vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llamadiff.cli.command import FILE, Command
+from llamadiff.cli.options import Model, finish
+from llamadiff.cli.reports import Reports, with_files
+from llamadiff.report.formats import Format
+from llamadiff.system.collisions import refuse_collisions
+
+FORMATS = (
+    Format("json", (".json",), "ext.file.report:weights_to_json", plain=True),
+    Format("csv", (".csv",), "ext.file.report:weights_to_csv", plain=True),
+    Format("markdown", (".md", ".markdown"), "ext.file.report:weights_to_markdown", plain=True),
+)
+Other = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A .gguf file, a Hugging Face directory, or a directory of your engine's weights.",
+        metavar="OTHER",
+        show_default=False,
+    ),
+]
+
+
+def weights(model: Model, other: Other = None, *, reports: Reports) -> None:
+    """Is the file right? List every tensor; with OTHER, compare each with another file, a checkpoint or a dump."""
+    from llamadiff.ext.file.opening import files_of, judge_weights
+    from llamadiff.ext.file.report import render_weights
+    from llamadiff.report.status_line import progress
+    from llamadiff.report.terminal.report import make_console
+
+    refuse_collisions([*files_of("the model", model), *files_of("the other side", other)], reports.named)
+    with progress() as tell:
+        report = judge_weights(model, other, tell)
+    reports.write(report, lambda found: render_weights(found, make_console()))
+    finish(report.verdict)
+
+
+def vectors(directory: Annotated[Path, typer.Argument(help="A new directory.", show_default=False)]) -> None:
+    """Write test blocks of every ggml type, and what they decode to, for engines in any language."""
+    from llamadiff.ext.file.vectors import write_vectors
+    from llamadiff.report.status_line import progress
+
+    with progress() as tell:
+        count = write_vectors(directory, tell)
+    typer.echo(f"{count} types in {directory}", err=True)
+
+
+COMMANDS = (
+    Command(
+        FILE,
+        with_files(weights, FORMATS),
+        (
+            "llamadiff weights model.gguf               is anything odd in it?",
+            "llamadiff weights model.gguf other.gguf    how far are two files?",
+            "llamadiff weights model.gguf checkpoint/   was it converted rightly?",
+        ),
+    ),
+    Command(
+        FILE,
+        vectors,
+        ("llamadiff vectors blocks/",),
+    ),
+)

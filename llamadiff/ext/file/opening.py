@@ -1,0 +1,44 @@
+"""What a model is compared with: nothing, another file, a checkpoint, or a directory of a stranger's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.file.against import OtherSide, compare_weights
+from llamadiff.ext.file.alone import inspect
+from llamadiff.ext.file.checkpoint import Checkpoint
+from llamadiff.ext.file.dump import WeightDump
+from llamadiff.ext.file.other_file import OtherFile
+from llamadiff.ext.file.result import WeightReport
+from llamadiff.system.collisions import Named
+from llamadiff.system.errors import UserError
+from llamadiff.system.progress import Progress, silent
+
+
+def judge_weights(model: str | Path, other: str | Path | None = None, progress: Progress = silent) -> WeightReport:
+    """A file by itself, or against whatever ``other`` is. Raises UserError for what cannot be read."""
+    if other is None:
+        return inspect(model, progress)
+    model_file = ModelFile(model)
+    return compare_weights(model_file, _other_side(model_file, Path(other)), progress)
+
+
+def _other_side(model: ModelFile, path: Path) -> OtherSide:
+    """What a path is."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file or directory")
+    if path.is_file():
+        return OtherFile(model, path)
+    if (path / "config.json").exists():
+        return Checkpoint(model, path)
+    return WeightDump(model, path)
+
+
+def files_of(words: str, path: Path | None) -> Iterator[Named]:
+    """The files that are read for one side."""
+    if path is not None and path.is_dir():
+        yield from ((words, file) for file in sorted(path.rglob("*")) if file.is_file())
+    else:
+        yield words, path

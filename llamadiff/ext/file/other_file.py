@@ -1,0 +1,135 @@
+"""Another GGUF file as the other side: the same names, whatever the types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.weight_faults import heads_of
+from llamadiff.ext.file.against import OtherSide, label_of
+from llamadiff.ext.file.explain import Guess, explained
+from llamadiff.ext.file.pairs import Measured, Pair, in_file
+from llamadiff.ext.file.statistics import gguf_decoder
+from llamadiff.ext.file.views import Mapped, Shaped, Transposed
+from llamadiff.result.oddity import Oddity
+from llamadiff.system.errors import UserError
+
+IGNORED = ("GGUF.", "general.", "split.", "quantize.")  # keys that say nothing of what the model computes
+MOST = 200  # characters of a value that are told
+
+
+class OtherFile(OtherSide):
+    """A GGUF file that should hold the same model. Raises UserError if it is of another one."""
+
+    def __init__(self, model: ModelFile, path: str | Path) -> None:
+        self.model, self.label = model, label_of(path)
+        self.other = ModelFile(path)
+        self._check_same()
+
+    def _check_same(self) -> None:
+        a, b = self.model, self.other
+        if a.architecture != b.architecture:
+            raise UserError(
+                f"{b.path}: holds {b.architecture}, {a.path.name} holds {a.architecture}; give two files of one model"
+            )
+        for key in ("block_count", "embedding_length", "attention.head_count"):
+            ours, theirs = a.hyper_parameter(key), b.hyper_parameter(key)
+            if ours is not None and theirs is not None and ours != theirs:
+                raise UserError(
+                    f"{b.path}: {key} = {str(theirs)[:40]}, {a.path.name} has {str(ours)[:40]}; "
+                    "give two files of one model"
+                )
+
+    def _common(self) -> list[str]:
+        return [name for name in self.model.tensors if name in self.other.weights]
+
+    def _differ(self, name: str) -> bool:
+        return self.model.weights.shape(name) != self.other.weights.shape(name)
+
+    def _undecoded(self, name: str) -> str:
+        """The type of a tensor that cannot be decoded; empty where both sides can be."""
+        sides = (self.model, self.other)
+        return next((side.weights.type(name) for side in sides if undecodable(side, name)), "")
+
+    def pairs(self) -> Sequence[Pair]:
+        names = [name for name in self._common() if not self._differ(name) and not self._undecoded(name)]
+        return [Pair(in_file(self.model, name), in_file(self.other, name)) for name in names]
+
+    def unchecked(self) -> Iterator[tuple[str, str]]:
+        for name in self._common():
+            kind = self._undecoded(name)
+            if kind and not self._differ(name):
+                yield name, f"{kind} is decoded by neither gguf-py nor ggml, and the bytes differ"
+
+    def oddities(self) -> Iterator[Oddity]:
+        for name in self._common():
+            if self._differ(name):
+                shapes = [list(side.weights.shape(name)) for side in (self.model, self.other)]
+                yield Oddity(name, f"has shape {shapes[0]}, in {self.label} {shapes[1]}", "shape")
+        for name in self.model.tensors:
+            if name not in self.other.weights:
+                yield Oddity(name, f"is missing in {self.label}", "missing", certain=not self._tied(name, self.model))
+        for name in self.other.tensors:
+            if name not in self.model.weights:
+                yield Oddity(name, "is missing", "missing", certain=not self._tied(name, self.other))
+        yield from self._metadata()
+
+    def _tied(self, name: str, side: ModelFile) -> bool:
+        """Whether a tensor is a head that is the embedding once more."""
+        weights = side.weights
+        if name != "output.weight" or "token_embd.weight" not in weights:
+            return False
+        a, b = (in_file(side, each) for each in (name, "token_embd.weight"))
+        some = np.arange(min(64, a.shape[0]))
+        return a.shape == b.shape and bool(np.allclose(a.take(some), b.take(some), rtol=0.2, atol=0.02))
+
+    def _metadata(self) -> Iterator[Oddity]:
+        """Keys that both have and that say other things, and those that one has alone."""
+        ours, theirs = self.model.weights.fields, self.other.weights.fields
+        for key in sorted(ours.keys() & theirs.keys()):
+            if not key.startswith(IGNORED) and ours[key] != theirs[key]:
+                yield Oddity(key, _apart(ours[key], theirs[key], self.label), "metadata")
+        for key in sorted(ours.keys() ^ theirs.keys()):
+            if not key.startswith(IGNORED):
+                where = self.label if key in ours else "this file"
+                value = ours.get(key, theirs.get(key))
+                yield Oddity(key, f"is not in {where}; the other says {_told(value)}", "metadata", certain=False)
+
+    def explain(self, measured: Measured) -> Oddity:
+        pair = measured.pair
+        return explained(measured, self._guesses(pair), heads_of(self.model, pair.name))
+
+    def _guesses(self, pair: Pair) -> Iterator[Guess]:
+        """Done once more or undone, transposed, another tensor of that file."""
+        view = pair.theirs
+        yield Guess("negated", "every value has the other sign", Mapped(view, np.negative))
+        if len(view.shape) > 1:
+            turned = Shaped(Transposed(view), view.shape)  # under the shape that the file states
+            yield Guess("transposed", f"is transposed: its rows should be those of {list(view.shape)}", turned)
+        for name in self.other.tensors:
+            if name != pair.name and self.other.weights.shape(name) == view.shape:
+                yield Guess("another-tensor", f"these are the values of {name}", in_file(self.other, name))
+
+
+def undecodable(file: ModelFile, name: str) -> bool:
+    """Whether neither gguf-py nor ggml decodes a tensor."""
+    by_ggml = file.dequantizer.of_type(file.weights.type(name))
+    return by_ggml is None and gguf_decoder(file.weights, name) is None
+
+
+def _apart(ours: object, theirs: object, label: str) -> str:
+    """Two values of a key; of lists, the first entry where they part."""
+    if isinstance(ours, list) and isinstance(theirs, list):
+        if len(ours) != len(theirs):
+            return f"has {len(ours)} entries, in {label} {len(theirs)}"
+        place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+        return f"entry {place} is {_told(ours[place])}, in {label} {_told(theirs[place])}"
+    return f"is {_told(ours)}, in {label} {_told(theirs)}"
+
+
+def _told(value: object) -> str:
+    text = f"{value:.7g}" if isinstance(value, float) else repr(value)
+    return text if len(text) <= MOST else text[:MOST] + "..."

@@ -1,0 +1,175 @@
+"""A tensor of the file and what it should be: measured, and judged by what its type costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from llamaref.weights import block_sizes
+
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.file.cost import Cost, QuantizedRows, costs_of
+from llamadiff.ext.file.distance import SHARE, Distance, Meter, place_in_words
+from llamadiff.ext.file.result import TensorRow
+from llamadiff.ext.file.statistics import PLAIN, Sums
+from llamadiff.ext.file.views import InFile, View, blocks_of_rows, rows_of, sample, width_of
+from llamadiff.judge.verdict import of_rounding
+from llamadiff.system.pages import let_go
+from llamadiff.system.progress import Progress
+
+SLACK = 3.0  # how many times its type's cost a tensor may be off: quantizers differ, and some weigh columns
+BLOCK_SLACK = 8.0  # and a block, of the worst one of the sample
+MOST = 0.95  # a block that is off by its own size is not quantized, whatever its type
+SAMPLE = 1 << 16  # values that are quantized to learn what it costs
+FLOOR = 1e-12  # what float32 leaves
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor of the file, ``theirs``: what it should be, and how that is made. ``floor``: the NMSE of making it.
+
+    ``decoded``: theirs are the file's own values, so that the type costs nothing; ``exact``: in float32, so that small
+    blocks lose nothing either.
+    """
+
+    ours: InFile
+    theirs: View
+    made: str = ""
+    floor: float = FLOOR
+    decoded: bool = False
+    exact: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.ours.name
+
+
+FREE = Cost(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A pair, how far it is apart, and what its types cost. ``meter`` has every block's error; None: equal bytes."""
+
+    pair: Pair
+    row: TensorRow
+    distance: Distance
+    meter: Meter | None
+    cost: Cost = FREE
+
+    @property
+    def limit(self) -> float:
+        """The NMSE that honest quantization stays below."""
+        return min(SLACK * self.cost.nmse, MOST) + self.pair.floor
+
+    @property
+    def block_limit(self) -> float:
+        return min(BLOCK_SLACK * max(self.cost.worst, SLACK * self.cost.nmse), MOST) + 100 * self.pair.floor
+
+    def off(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        """Which blocks are off: [row, block]."""
+        assert self.meter is not None
+        return np.asarray(self.meter.off(self.block_limit, 0.0 if self.pair.exact else SHARE))
+
+    @property
+    def block(self) -> int:
+        """Values of a block whose error is told."""
+        assert self.meter is not None
+        return self.meter.block
+
+    def place(self) -> str:
+        """Where it is off, in words."""
+        return place_in_words(self.off(), self.block, width_of(self.pair.ours))
+
+    @property
+    def is_wrong(self) -> bool:
+        if self.meter is None:
+            return False
+        return bool(self.distance.nmse > self.limit or self.distance.not_finite or self.off().any())
+
+    def judged(self) -> TensorRow:
+        """Its line of the table."""
+        if self.meter is None:
+            return self.row
+        place = self.place() if self.is_wrong else ""
+        equal = self.distance.nmse == 0 and not self.distance.not_finite
+        verdict = of_rounding(equal and not self.is_wrong, not self.is_wrong)
+        return replace(self.row, distance=replace(self.distance, place=place), cost=self.cost.nmse, verdict=verdict)
+
+
+def in_file(model: ModelFile, name: str) -> InFile:
+    """A tensor of a file, by ggml's decoder if it is to be trusted."""
+    return InFile(model.weights, name, model.dequantizer.decoder(name))
+
+
+def measure_all(pairs: Sequence[Pair], progress: Progress) -> list[Measured]:
+    """How far every pair is apart, and what its types cost on such values."""
+    measured = []
+    for number, pair in enumerate(pairs):
+        progress(f"comparing {pair.name}", number, len(pairs))
+        measured.append(measure(pair))
+        let_go(pair.ours.weights.stored(pair.name))
+        if isinstance(pair.theirs, InFile):
+            let_go(pair.theirs.weights.stored(pair.theirs.name))
+    progress("asking ggml what its types cost")
+    return priced(measured)
+
+
+def measure(pair: Pair) -> Measured:
+    """How far a pair is apart."""
+    ours = pair.ours
+    row = replace(TensorRow.of(ours.weights, ours.name), made=pair.made)
+    if _same_bytes(pair):
+        equal = Distance(0.0, 1.0, (0, 0, 0.0))
+        return Measured(pair, replace(row, distance=equal), equal, None)
+    meter, sums = Meter(ours.weights.block_size(ours.name), width_of(ours)), Sums()
+    for rows in blocks_of_rows(ours):
+        values = ours.take(rows)
+        meter.add(values, pair.theirs.take(rows))
+        sums.add(int(rows[0]), values)
+    return Measured(pair, replace(row, stats=sums.stats()), meter.distance(), meter)
+
+
+def _same_bytes(pair: Pair) -> bool:
+    """Whether both are tensors of files, of one type, and equal byte for byte."""
+    a, b = pair.ours, pair.theirs
+    if not isinstance(b, InFile) or a.kind != b.kind or a.shape != b.shape:
+        return False
+    return bool(np.array_equal(a.weights.stored(a.name).view(np.uint8), b.weights.stored(b.name).view(np.uint8)))
+
+
+def priced(measured: Sequence[Measured]) -> list[Measured]:
+    """The same with what their types cost: the file's, and the other side's where that is quantized too."""
+    asked = [(i, some) for i, one in enumerate(measured) if one.meter is not None for some in _samples(one.pair)]
+    total = [FREE] * len(measured)
+    for (i, _), cost in zip(asked, costs_of([some for _, some in asked]), strict=True):
+        total[i] = Cost(total[i].nmse + cost.nmse, total[i].worst + cost.worst)
+    return [replace(one, cost=cost) for one, cost in zip(measured, total, strict=True)]
+
+
+def _samples(pair: Pair) -> list[QuantizedRows]:
+    """What honest quantization costs is asked of the finer side's values, for each side that is quantized."""
+    if pair.decoded:
+        return []
+    sides: list[View] = [pair.ours, pair.theirs] if isinstance(pair.theirs, InFile) else [pair.ours]
+    finer = max(pair.ours, pair.theirs, key=lambda side: _bits(side.kind)) if len(sides) == 2 else pair.theirs
+    kinds = [side.kind for side in sides if side.kind not in PLAIN and (side is not finer or _is_blocks(side.kind))]
+    if not kinds:
+        return []
+    most = max(4, SAMPLE // width_of(finer))
+    rows = finer.take(sample(finer, min(most, rows_of(finer))))
+    return [QuantizedRows(kind, rows, made_so=finer.kind == kind) for kind in kinds]
+
+
+def _bits(kind: str) -> float:
+    """Bits of a value; of what is no type of ggml's, as many as there are."""
+    try:
+        values, size = block_sizes(kind)
+    except KeyError:
+        return 64.0
+    return 8 * size / values
+
+
+def _is_blocks(kind: str) -> bool:
+    return kind not in ("F16", "BF16", *PLAIN)

@@ -1,0 +1,53 @@
+"""The command loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llamadiff.candidates.gguf_file import is_model_file
+from llamadiff.cli.command import FILE, Command
+from llamadiff.cli.commands import compared
+from llamadiff.cli.inputs import MAX_TEXT_FILE, Asked, as_typed, bytes_of
+from llamadiff.cli.options import Chat, FailOn, LlamaCpp, Model, Prompt, Spend, Text, Tokens
+from llamadiff.cli.reports import Reports, with_reports
+from llamadiff.engines.run_spec import Costing
+from llamadiff.system.errors import UserError
+from llamadiff.system.input import read_text
+
+BEGINNING = 32  # words of a text, that are the prompt where none is given
+
+
+def loss(
+    model: Model,
+    other: Annotated[Path, typer.Argument(help="Another .gguf of the same model.", metavar="OTHER")],
+    prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, text: Text = None, spend: Spend = None,
+    llama_cpp: LlamaCpp = None, fail_on: FailOn = "wrong", *, reports: Reports,
+) -> None:  # fmt: skip
+    """What the types of another file of the model cost, and where: on the prompt or a text's beginning, and over it."""
+    costing = _costing_of(other, text, spend)
+    if prompt is None and tokens is None and costing.text is not None:
+        prompt = as_typed(" ".join(costing.text.split()[:BEGINNING]))
+    asked = Asked(prompt, tokens, chat, 0, llama_cpp)
+    compared(model, asked, str(other), None, fail_on, reports, {"costing": costing}, [("the text", text)])
+
+
+def _costing_of(other: Path, text: Path | None, spend: str | None) -> Costing:
+    """What is asked of another file of the model. Raises UserError where it is none."""
+    if not is_model_file(other):
+        raise UserError(f"{other}: is no .gguf file; give another file of the model")
+    read = read_text(text, MAX_TEXT_FILE, "a text as UTF-8") if text is not None else None
+    if read is not None and not read.strip():
+        raise UserError(f"{text}: is empty; give a text")
+    return Costing(read, text.name if text is not None else None, bytes_of(spend) if spend is not None else 0)
+
+
+COMMANDS = (
+    Command(
+        FILE,
+        with_reports(loss),
+        ("llamadiff loss good.gguf small.gguf --text wiki.txt --spend 64M",),
+    ),
+)

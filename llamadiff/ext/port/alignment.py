@@ -1,0 +1,175 @@
+"""llama.cpp's nodes and a model's ops, lined up by their values: no names are needed.
+
+A node and an op are one thing if they have the same numbers, in whatever order of axes, heads or channels. What one
+side fuses and the other does not (a product and its bias, additions in another order) lies between two that are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.ext.port.torch_ops import TorchRun
+from llamadiff.ggml.graph import LOOKS, STORES, Graph, GraphNode
+from llamadiff.trace import taps
+
+Array = NDArray[Any]
+SAME = 1e-11  # NMSE of sorted values: float32's rounding stays a hundred times below
+ROUGHLY = 1e-4  # how far apart the sums of squares of such values may be
+SCAN = "SSM_SCAN"
+LEAVES_A_STATE = ("RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN", "GATED_DELTA_NET")  # rows after those of the tokens
+COMPUTES_NOTHING = (*LOOKS, *STORES, "GET_ROWS", "NONE")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """``pairs``: the number of a node -> that of its op."""
+
+    pairs: Mapping[int, int]
+
+    def node_of(self) -> dict[int, list[int]]:
+        """The other way round."""
+        found: dict[int, list[int]] = {}
+        for node, op in self.pairs.items():
+            found.setdefault(op, []).append(node)
+        return found
+
+
+def name_of(node: GraphNode) -> str:
+    """What a node is called."""
+    return node.label or node.name
+
+
+def computes(node: GraphNode) -> bool:
+    """Whether a node makes new values."""
+    return node.op not in COMPUTES_NOTHING
+
+
+class ByValue:
+    """The ops of a run, found by their numbers in whatever order."""
+
+    def __init__(self, run: TorchRun) -> None:
+        self.run = run
+        self._by_size: dict[int, list[tuple[int, float, Array]]] = {}
+        for op in run.ops:
+            own = profile(op.values)
+            self._by_size.setdefault(own.size, []).append((op.number, float(own @ own), own))
+
+    def alike(self, values: Array) -> list[int]:
+        """The numbers of those that have the same values, in their order."""
+        own = profile(values)
+        size = float(own @ own)
+        near = [each for each in self._by_size.get(own.size, ()) if abs(each[1] - size) <= ROUGHLY * size]
+        return [number for number, _, other in near if is_same(own, other)]
+
+
+def align(graph: Graph, values: Mapping[int, Array], known: ByValue, ends: Mapping[int, int]) -> Pairs:
+    """Line up all nodes that compute something. Of ops with the same values, that is taken which comes next.
+
+    ``ends``: nodes that are what a layer reads, by its number, and after these what the head reads, and the logits.
+    Such a node is one with the op that made that, or with none.
+    """
+    pairs: dict[int, int] = {}
+    for node in graph.nodes:
+        if not computes(node) and node.number not in ends:
+            continue
+        if node.number in ends:
+            run = known.run
+            made = run.ops[run.ends[ends[node.number]]].values.ravel()
+            own = values[node.number].ravel()
+            if made.size == own.size and distance(own, made) <= SAME:
+                pairs[node.number] = run.ends[ends[node.number]]
+            continue
+        after = max((pairs[number] for number in computed_before(graph, node) if number in pairs), default=-1)
+        alike = known.alike(seen_of(node, values[node.number], graph))
+        if alike:
+            pairs[node.number] = next((number for number in alike if number > after), alike[-1])
+    return Pairs(pairs)
+
+
+def is_same(a: Array, b: Array) -> bool:
+    """Whether sorted values are the same but for rounding."""
+    return distance(a, b) <= SAME
+
+
+def distance(a: Array, b: Array) -> float:
+    """NMSE of ``a`` against ``b``."""
+    with np.errstate(all="ignore"):
+        size = float(np.square(b).sum())
+        gap = float(np.square(a - b).sum())
+    return gap / size if size > 0 else (0.0 if gap == 0 else np.inf)
+
+
+def seen_of(node: GraphNode, values: Array, graph: Graph) -> Array:
+    """A node's values without those of keys that are padding, and without the state that it leaves behind them.
+
+    They are no copy.
+    """
+    if node.op == SCAN:
+        read = node.sources[1]
+        shape = graph.by_number[read].shape if read in graph.by_number else node.shape
+        return values.ravel()[: int(np.prod(shape))].reshape(shape)
+    if node.op in LEAVES_A_STATE:
+        return values.reshape(-1, values.shape[-1])[: len(graph.tokens)]
+    known = taps.parse(str(node.label))
+    return values[..., : len(graph.tokens)] if known is not None and known.causal else values
+
+
+def whole_of(node: GraphNode, seen: Array, values: Mapping[int, Array], graph: Graph) -> Array:
+    """A node with what is ``seen`` of it, and its own ``values`` where it has more: keys that are padding, a state."""
+    own = values[node.number]
+    if seen.size == own.size:
+        return seen.reshape(own.shape)
+    whole = own.copy()
+    seen_of(node, whole, graph)[...] = seen
+    return whole
+
+
+def profile(values: Array) -> Array:
+    """The same for any order: what is hidden (-inf) counts as zero, as it does where it was never computed."""
+    flat = np.asarray(values, np.float64).ravel()
+    return np.sort(np.where(np.isfinite(flat), flat, 0.0))
+
+
+def read_by(graph: Graph, node: GraphNode) -> list[GraphNode]:
+    """The nodes that compute what a node reads, then those that it looks at these through, before a cache has them."""
+    kept = {other.view[0] for other in graph.nodes if other.op in STORES and other.view is not None}
+    found, looks, waiting, seen = list[GraphNode](), list[GraphNode](), [node], set[int]()
+    while waiting:
+        for number in graph.reads(waiting.pop(0)):
+            other = graph.by_number.get(number)
+            if other is None or number in seen or other.kind == "i32":
+                continue
+            seen.add(number)
+            if computes(other):
+                found.append(other)
+                continue
+            waiting.append(other)
+            if other.op in ("VIEW", "GET_ROWS") and (other.view is None or other.view[0] not in kept):
+                looks.append(other)
+    return found + looks
+
+
+def computed_before(graph: Graph, node: GraphNode) -> set[int]:
+    """The nodes that compute what a node reads, through those that only look."""
+    nodes = graph.by_number
+
+    def before(number: int) -> Iterable[int]:
+        return () if number not in nodes or computes(nodes[number]) else graph.reads(nodes[number])
+
+    return {number for number in reached(graph.reads(node), before) if number in nodes and computes(nodes[number])}
+
+
+def reached(start: Iterable[int], onward: Callable[[int], Iterable[int]]) -> set[int]:
+    """All numbers to which ``onward`` leads from some, step by step, and these."""
+    found = set(start)
+    waiting = list(found)
+    while waiting:
+        new = set(onward(waiting.pop())) - found
+        found |= new
+        waiting += new
+    return found

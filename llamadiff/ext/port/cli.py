@@ -1,0 +1,95 @@
+"""The commands port and tiny."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llamadiff.cli.command import JUDGE, Command
+from llamadiff.cli.inputs import Asked
+from llamadiff.cli.options import LlamaCpp, Model, NPredict, Prompt, Tokens, finish
+from llamadiff.cli.reports import Reports, with_files
+from llamadiff.report.formats import Format
+from llamadiff.system.collisions import refuse_collisions
+
+FORMATS = (Format("json", (".json",), "ext.port.page:as_json", plain=True),)
+
+
+def port(
+    model: Model,
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="The checkpoint of the file: a directory, or file.py:function, which builds a torch module.",
+            metavar="CHECKPOINT",
+        ),
+    ],
+    prompt: Prompt = None, tokens: Tokens = None, n_predict: NPredict = 0, llama_cpp: LlamaCpp = None,
+    *, reports: Reports,
+) -> None:  # fmt: skip
+    """Hold llama.cpp's graph of a file against the checkpoint's own code: the first ops that part, and why."""
+    from llamadiff.engines.run_spec import How
+    from llamadiff.ext.port.page import print_port
+    from llamadiff.ext.port.run import port as run_port
+    from llamadiff.report.status_line import progress
+    from llamadiff.report.terminal.report import make_console
+
+    asked = Asked(prompt, tokens, n_predict=n_predict, llama_cpp=llama_cpp)
+    refuse_collisions([("the model", model), ("the checkpoint", Path(checkpoint)), *asked.files], reports.named)
+    with progress() as shown:
+        found = run_port(model, checkpoint, asked.run(), How(progress=shown))
+    reports.write(found, lambda each: print_port(each, make_console()))
+    finish(found.verdict)
+
+
+def tiny(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(help="A checkpoint's directory: its config.json and tokenizer are enough.", metavar="CHECKPOINT",
+                       exists=True, file_okay=False),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder to make.", metavar="FOLDER", show_default=False)
+    ],
+    converter: Annotated[
+        Path,
+        typer.Option(help="llama.cpp's convert_hf_to_gguf.py, as you have it; it is run.", metavar="FILE",
+                     show_default=False),
+    ],
+    golden: Annotated[
+        bool, typer.Option("--golden", help="Record what the model's own code gives, for check.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the weights.", min=0, max=1 << 31)] = 1,
+) -> None:  # fmt: skip
+    """Make the same architecture, small and random, with its .gguf: for port, and for the CI of an engine."""
+    from llamadiff.ext.port.tiny import tiny as make
+    from llamadiff.report.status_line import progress
+    from llamadiff.report.terminal.report import make_console
+
+    with progress() as shown:
+        made = make(checkpoint, output, converter, golden, seed, shown)
+    size = made.gguf.stat().st_size / 1e6
+    console = make_console()
+    console.print(f"{made.gguf}: {made.layers} layers, {made.parameters} parameters, {size:.1f} MB", markup=False)
+    console.print(f'Next: llamadiff port {made.gguf} {made.folder} "Once upon a time" --llama-cpp BUILD', markup=False)
+    if made.golden is not None:
+        console.print(f"      llamadiff check {made.golden} --candidate YOUR_DUMP", markup=False)
+
+
+COMMANDS = (
+    Command(
+        JUDGE,
+        with_files(port, FORMATS),
+        (
+            'llamadiff port model.gguf checkpoint/ "Once upon a time"',
+            'llamadiff port model.gguf model.py:load "Once" --llama-cpp ../llama.cpp',
+        ),
+    ),
+    Command(
+        JUDGE,
+        tiny,
+        ("llamadiff tiny checkpoint/ -o tiny/ --converter ../llama.cpp/convert_hf_to_gguf.py --golden",),
+    ),
+)

@@ -1,0 +1,154 @@
+"""The model whose code is held against llama.cpp's graph: a checkpoint's, or what a function of the user's builds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.candidates.own_code import function_of, is_function
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.port.alignment import distance
+from llamadiff.ext.port.tensors import Tensors
+from llamadiff.ext.port.torch_ops import layers_of
+from llamadiff.system.errors import UserError
+from llamadiff.trace.stated import reason
+
+Array = NDArray[Any]
+KEPT = {"F16": "float16", "BF16": "bfloat16"}  # types of matrices that a model's own are rounded to
+NEAR = 0.5  # NMSE of what a quantization makes of a matrix; that of another one is 2
+NEEDS = "port needs torch and transformers: pip install 'llamadiff[transformers]'"
+
+
+def model_of(spec: str) -> Any:
+    """A directory of a checkpoint, in transformers; or ``file.py:function``, which builds a torch module.
+
+    A checkpoint's code is transformers' own: what lies in its directory is never run. Raises UserError.
+    """
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise UserError(NEEDS)
+    if is_function(spec):
+        return _built(spec)
+    path = Path(spec)
+    if not path.is_dir():
+        raise UserError(f"{spec}: no directory of a checkpoint, and no file.py:function that builds a torch module")
+    from llamadiff.ext.file.transformers import loaded
+
+    return loaded(path, "f32", {})
+
+
+def _built(spec: str) -> Any:
+    """What a user's function returns."""
+    import torch
+
+    build = function_of(spec)
+    try:
+        model = build()
+    except Exception as error:  # a stranger's code may raise anything
+        raise UserError(f"{spec}: failed ({reason(error)})") from None
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"{spec}: gave {type(model).__name__}; expected a function that builds a torch module")
+    return model.float().eval()
+
+
+def kept_as_in(model: Any, file: ModelFile) -> tuple[str, ...]:
+    """Give a model's matrices what the type that the file keeps its own in made of them -> the quantized types.
+
+    Raises UserError for a quantized file that does not have them.
+    """
+    import torch
+
+    weights = file.weights
+    kinds = {weights.type(name) for name in file.tensors if len(weights.shape(name)) > 1} - {"F32"}
+    quantized = tuple(sorted(kinds - set(KEPT)))
+    with torch.no_grad():
+        if quantized:
+            parameters = {name: x.detach().float().numpy() for name, x in model.named_parameters()}
+            layers = [name for name, _ in layers_of(model)]
+            for name, values in with_weights_of(parameters, file, layers).items():
+                model.get_parameter(name).copy_(torch.from_numpy(np.ascontiguousarray(values)))
+        elif len(kinds) == 1:
+            kind = getattr(torch, KEPT[kinds.pop()])
+            for values in model.parameters():
+                if values.ndim > 1:
+                    values.copy_(values.to(kind).to(values.dtype))
+    return quantized
+
+
+def check_vocabulary(model: Any, tokens: tuple[int, ...]) -> None:
+    """Raise UserError for tokens that the model's embedding does not have."""
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    count = getattr(embedding, "num_embeddings", None)
+    if count is not None and max(tokens, default=0) >= count:
+        beyond = int(np.max(tokens))
+        raise UserError(f"token {beyond} is not among the model's {count}: is the file of this checkpoint?")
+
+
+def with_weights_of(parameters: Mapping[str, Array], file: ModelFile, layers: list[str]) -> dict[str, Array]:
+    """Matrices of a model, by name, with the file's values: what the quantization made of the checkpoint's.
+
+    So a file is judged within its own quantization: what that costs is not looked at. Raises UserError for a matrix
+    that the file does not have.
+    """
+    tensors = Tensors(file.weights, file.architecture, parameters, layers)
+    sizes = {name: int(np.prod(file.weights.shape(name))) for name in file.tensors}
+    found = {}
+    for name, x in parameters.items():
+        if x.ndim > 1:
+            values = _found(x, name, tensors, file, sizes)
+            if values is None:
+                raise UserError(
+                    f"{file.path}: is quantized, and {name} of the model is not found in it; convert the checkpoint "
+                    "with --outtype f32 (or bf16), and compare that file with this one afterwards"
+                )
+            found[name] = values
+    return found
+
+
+def _found(x: Array, name: str, tensors: Tensors, file: ModelFile, sizes: Mapping[str, int]) -> Array | None:
+    """A matrix as the file has it: as one tensor, or as two or three that are its parts."""
+    usual = tensors.usual_name(name)
+    alike = [each for each in sizes if sizes[each] == x.size]
+    for each in sorted(alike, key=lambda other: other != usual):
+        values = _laid_out(file.weights.whole(each), x)
+        if values is not None:
+            return values
+    for count in (2, 3):
+        for axis in [axis for axis in range(x.ndim) if x.shape[axis] % count == 0]:
+            parts = [_whole(part, file, sizes) for part in np.split(x, count, axis)]
+            known = [part for part in parts if part is not None]
+            if len(known) == count:
+                return np.concatenate(known, axis)
+    return None
+
+
+def _whole(part: Array, file: ModelFile, sizes: Mapping[str, int]) -> Array | None:
+    alike = (_laid_out(file.weights.whole(each), part) for each in sizes if sizes[each] == part.size)
+    return next((values for values in alike if values is not None), None)
+
+
+def _laid_out(tensor: Array, x: Array) -> Array | None:
+    """A tensor's values where a matrix has its own; None if they are not near."""
+    for values in _layouts(tensor, x.shape):
+        if distance(values.ravel(), x.ravel()) <= NEAR:
+            return values
+    return None
+
+
+def _layouts(tensor: Array, shape: tuple[int, ...]) -> Iterator[Array]:
+    """A tensor as a matrix of this shape: as it is, transposed, and with pairs of rows as halves of heads."""
+    if tensor.size != np.prod(shape):
+        return
+    if tensor.squeeze().shape == tuple(size for size in shape if size > 1):
+        yield tensor.reshape(shape)
+    if len(shape) == 2:
+        if tensor.squeeze().T.shape == shape:
+            yield tensor.squeeze().T
+        rows = shape[0]
+        for heads in [heads for heads in range(1, rows // 2 + 1) if rows % (2 * heads) == 0]:
+            if tensor.squeeze().shape == shape:
+                yield tensor.reshape(heads, -1, 2, shape[1]).swapaxes(1, 2).reshape(shape)

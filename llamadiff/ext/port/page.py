@@ -1,0 +1,138 @@
+"""A port as a page of 80 columns, and as JSON. Computes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from llamadiff.ext.port.alignment import name_of
+from llamadiff.ext.port.places import Apart
+from llamadiff.ext.port.run import KERNELS, Port
+from llamadiff.ext.port.sides import GRAPH, MODEL
+from llamadiff.ext.port.torch_ops import CodeLine
+from llamadiff.judge.verdict import MATCH, UNCHECKED, WRONG
+from llamadiff.report.json import in_json
+from llamadiff.report.terminal.page import Page
+
+SCHEMA = "llamadiff.extras.port/1"
+OPINIONS = {GRAPH: "llama.cpp's logits: the file is not what the code computes", MODEL: "the model's logits"}
+FEW = 4  # lines of the model's code
+
+
+def print_port(found: Port, console: Console) -> None:
+    """The verdict, each place with both sides, and what was lined up."""
+    page = Page(console)
+    page.paragraph(Text(f"{found.verdict.upper()}  ", page.style_of(found.verdict)), Text(headline(found)))
+    for number, place in enumerate(found.places, 1):
+        page.blank()
+        _put_place(page, number, place)
+    page.blank()
+    for key in found.keys:
+        page.paragraph("       the file   ", page.data(key))
+    for name, value in found.unsaid.items():
+        says = f"no key has {name} = {value:g} of config.json, which the model reads"
+        page.paragraph("       the file   ", page.data(says))
+    if found.opinion is not None:
+        page.paragraph("       ", f"a third reading of the file, llamadiff's own, has {OPINIONS[found.opinion]}")
+    for line in _counted(found):
+        page.paragraph("       ", page.data(line))
+    if found.prompt is not None:
+        page.paragraph("       prompt     ", page.quoted(found.prompt, 60))
+
+
+def headline(found: Port) -> str:
+    """The finding in a line."""
+    code = found.code
+    if found.places:
+        first, more = found.places[0], len(found.places) - 1
+        others = f"; {more} more {'places' if more > 1 else 'place'} below" if more else ""
+        return f"{first.side}, {first.name}: {code} {first.says}{others}"
+    if found.verdict == WRONG and found.steps is not None:
+        return f"llama.cpp's graph is right in one go, and not its decode steps: {found.steps.headline}"
+    if found.verdict == MATCH:
+        return f"llama.cpp computes what {code} does: logits agree to {_size(found.logits)}"
+    if found.steps is not None and found.steps.verdict == UNCHECKED:
+        return f"the graph is what {found.code} computes, and llama.cpp's decode steps were not all judged by it"
+    if found.own > KERNELS:
+        return "llama.cpp's own run is not what its graph gives: a kernel is wrong, and llamadiff backend says which"
+    return f"no op of llama.cpp's parts from {code}, and yet logits are off by {_size(found.logits)}"
+
+
+def _put_place(page: Page, place_number: int, place: Apart) -> None:
+    label = Text(f"{place_number:>4}   ")
+    page.paragraph(label, f"{place.side}, {page.data(place.name)}: the model {page.data(place.says)}")
+    if not math.isnan(place.error):
+        page.paragraph(
+            Text("       llama.cpp  "),
+            Text(f"{page.data(name_of(place.nodes[0]))} is off by an NMSE of {_size(place.error)}"),
+        )
+    for word, lines in (("reads", place.reads), ("the model", [place.line] if place.line else place.code[:FEW])):
+        for number, line in enumerate(lines[:FEW]):
+            page.paragraph(f"       {word if number == 0 else '':9}  ", _code(page, line))
+
+
+def _code(page: Page, line: CodeLine) -> str:
+    return f"{page.data(line)}  {page.data(line.text)}"
+
+
+def _counted(found: Port) -> Iterator[str]:
+    lineup, file = found.lineup, found.model
+    by = found.baseline.get("version") or found.baseline.get("name")
+    yield f"{file['file']} ({file['architecture']}), {len(found.tokens)} tokens, by {by}"
+    others = f"; {lineup.apart} part, or follow in their layer" if lineup.apart else ""
+    yield (
+        f"of {lineup.nodes} nodes that compute something {lineup.aligned} have values of the model's, "
+        f"{lineup.inside} lie between such{others}"
+    )
+    if found.quantized:
+        yield f"the model was given the file's matrices ({', '.join(found.quantized)}): what they cost is not looked at"
+    if found.steps is not None:
+        yield f"llama.cpp ran {found.decoded} tokens as decode steps: {found.steps.summary}"
+    mended, parted = lineup.mended
+    if parted:
+        given = "given the model's values at these places, llama.cpp's graph gives"
+        left = f"{parted - mended} of {parted} parts still give others"
+        yield f"{given} the model's everywhere" if mended == parted else f"{given} the model's in some: {left}"
+    if not math.isnan(found.logits):
+        yield f"the last values are off by an NMSE of {_size(found.logits)}"
+
+
+def _size(nmse: float) -> str:
+    return f"{nmse:.1e}"
+
+
+def as_json(found: Port) -> str:
+    """Everything, machine-readable."""
+    about: dict[str, Any] = {
+        "schema": SCHEMA, "verdict": found.verdict, "headline": headline(found), "model": dict(found.model),
+        "code": found.code, "tokens": [{"id": token, "text": text} for token, text in found.tokens],
+        "prompt": found.prompt,
+        "baseline": dict(found.baseline),
+        "nodes": {"all": found.lineup.nodes, "aligned": found.lineup.aligned, "inside": found.lineup.inside},
+        "logits": found.logits, "own_logits": found.own,
+        "quantized": list(found.quantized), "mended": list(found.lineup.mended),
+        "steps": None if found.steps is None else {"verdict": found.steps.verdict, "headline": found.steps.headline},
+        "keys": list(found.keys), "unsaid": dict(found.unsaid), "third_opinion": found.opinion,
+        "places": [_place(place) for place in found.places],
+    }  # fmt: skip
+    return in_json(about)
+
+
+def _place(place: Apart) -> dict[str, Any]:
+    cause = place.cause
+    return {
+        "op": place.op, "side": place.side,
+        "nodes": [name_of(node) for node in place.nodes], "layers": list(place.layers),
+        "nmse": place.error,
+        "says": place.says, "line": _line(place.line), "reads": [_line(line) for line in place.reads],
+        "code": [_line(line) for line in place.code],
+        "cause": None if cause is None else {"name": cause.name, "nmse": cause.nmse, "source": cause.source},
+    }  # fmt: skip
+
+
+def _line(line: CodeLine | None) -> dict[str, Any] | None:
+    return None if line is None else {"file": line.file, "number": line.number, "text": line.text}

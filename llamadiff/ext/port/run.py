@@ -1,0 +1,124 @@
+"""The verb: is llama.cpp's graph of a file what the checkpoint's own code computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llamadiff.engines.capture_request import text_request
+from llamadiff.engines.graph_model import by_its_graph
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.file.transformers import config_read
+from llamadiff.ext.port.alignment import distance
+from llamadiff.ext.port.causes import Causes
+from llamadiff.ext.port.graph_values import node_values
+from llamadiff.ext.port.lineup import Lineup, LiningUp
+from llamadiff.ext.port.loading import check_vocabulary, kept_as_in, model_of
+from llamadiff.ext.port.places import Apart, Reasons, joined, places_of
+from llamadiff.ext.port.pooling import POOLED, mode_of, other_pooling, with_pooling
+from llamadiff.ext.port.sides import EITHER, FILE, GRAPH, MODEL, other_keys, side_of, third_opinion, unstated
+from llamadiff.ext.port.tensors import Tensors
+from llamadiff.ext.port.torch_ops import layers_of
+from llamadiff.judge.verdict import of_check, of_part, worst_of
+from llamadiff.llamacpp.capture import scratch_directory
+from llamadiff.llamacpp.child import Child
+from llamadiff.result.comparison import Comparison
+from llamadiff.trace import taps
+from llamadiff.verbs.judging import judge
+
+CLOSE = 1e-8  # NMSE of logits that are the model's but for rounding
+KERNELS = 1e-2  # NMSE of llama.cpp's logits against its graph's that no rounding to 16 bits explains
+
+
+@dataclass(frozen=True)
+class Port:
+    """``model`` is the file's description, ``code`` the class of the checkpoint's code. ``logits``: NMSE of the graph's
+    against the model's; ``own``: of llama.cpp's against the graph's. Where something parts, ``keys`` are the file's
+    keys and tensors that are not what the checkpoint has, ``unsaid`` the numbers that the model has read of its config
+    and no key has, and ``opinion`` is whose logits a third reading of the file has. ``quantized``: the types of the
+    file's matrices, where the model was given these. ``steps``: llama.cpp's own run, its last tokens as decode steps,
+    judged by the graph of all tokens in one go.
+    """
+
+    model: Mapping[str, Any]
+    code: str
+    tokens: Sequence[tuple[int, str | None]]
+    baseline: Mapping[str, Any]
+    places: Sequence[Apart]
+    lineup: Lineup
+    logits: float
+    own: float
+    keys: Sequence[str] = ()
+    unsaid: Mapping[str, float] = field(default_factory=dict)
+    opinion: str | None = None
+    quantized: Sequence[str] = ()
+    steps: Comparison | None = None
+    prompt: str | None = None
+
+    @property
+    def decoded(self) -> int:
+        """How many tokens llama.cpp ran as decode steps."""
+        return len(self.tokens) - self.steps.n_prefill if self.steps is not None else 0
+
+    @property
+    def verdict(self) -> str:
+        steps = [] if self.steps is None else [of_part(self.steps.verdict)]
+        is_close = self.logits <= CLOSE and self.own <= KERNELS
+        return worst_of([of_check(self.places, is_known=is_close or bool(self.places)), *steps])
+
+
+def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
+    """Line a checkpoint's code up with llama.cpp's graph of a file. Raises UserError."""
+    file = ModelFile(path)
+    how.progress("loading the checkpoint")
+    with config_read() as read:
+        model, pooling = model_of(checkpoint), mode_of(Path(checkpoint))
+        model = model if pooling is None else with_pooling(model, pooling)
+        quantized = kept_as_in(model, file)
+        with scratch_directory() as folder, Child(run.settings) as child:
+            request = replace(text_request(file, run, Path(folder) / "llama.cpp"), pooled=pooling is not None)
+            graph, trace = by_its_graph(path, request, how.progress, child)
+        check_vocabulary(model, trace.info.tokens)
+        how.progress("computing llama.cpp's graph")
+        values = node_values(graph.graph, graph.weights)
+        how.progress("lining up the model with it")
+        causes = Causes(graph)
+        lining = LiningUp(model, graph.graph, graph.weights, values, len(layers_of(model)), causes.edits)
+        found = lining.run()
+    logits = values[graph.graph.nodes[-1].number].ravel()
+    config = _config_of(model)
+    keys, unsaid, opinion = list[str](), dict[str, float](), None
+    places = list[Apart]()
+    if found.departed:
+        how.progress("searching for causes")
+        opinion = third_opinion(file, trace.info.tokens, logits, lining.model_logits)
+        if opinion != MODEL:  # which shows that all is in the file
+            keys, unsaid = list(other_keys(file, config)), unstated(file, config, read)
+            keys += other_pooling(file, pooling) if pooling is not None else []
+        prefixes = [name for name, _ in layers_of(model)]
+        tensors = Tensors(graph.weights, file.architecture, lining.parameters, prefixes)
+        reasons = Reasons(lining, graph.graph, tensors, opinion)
+        is_own = not Path(checkpoint).is_dir()  # code of one's own, which may be what is wrong
+        blamed = GRAPH if opinion != GRAPH else EITHER if is_own else FILE
+        places = [
+            replace(place, side=reasons.side(place, side_of(place.name, place.says, place.text, keys, unsaid, blamed)))
+            for place in joined(places_of(found.departed, causes, reasons.of))
+        ]
+        keys += reasons.misplaced
+        places = [replace(each, otherwise=f"pools by {pooling}") if POOLED in each.name else each for each in places]
+    steps = judge(graph, trace, None, replace(how, diagnose=False)) if run.n_predict else None
+    end = graph.graph.nodes[-1].label or taps.LOGITS
+    recorded = trace[end].ravel() if end in trace else None
+    return Port(
+        file.describe(), type(model).__name__, file.token_texts(trace.info.tokens), dict(trace.info.producer),
+        places, found, found.logits, distance(recorded, logits) if recorded is not None else float("nan"),
+        keys, unsaid, opinion, quantized, steps, trace.info.prompt,
+    )  # fmt: skip
+
+
+def _config_of(model: Any) -> Mapping[str, Any]:
+    config: Any = getattr(model, "config", None)
+    return config.to_dict() if hasattr(config, "to_dict") else {}

@@ -1,0 +1,105 @@
+"""Who is wrong where a model and llama.cpp part: llama.cpp's graph, or the file that it was given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeGuard
+
+import numpy as np
+from llamaref import Tap
+from numpy.typing import NDArray
+
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.select import in_engine
+from llamadiff.ext.file.config_keys import NAMES, Stated, metadata_oddities, stated_by
+from llamadiff.ext.port.alignment import distance
+
+Array = NDArray[Any]
+GRAPH, FILE, MODEL = "llama.cpp's graph", "the file", "the model"
+EITHER = "the file, or the model's code"  # a third reading of the file is llama.cpp's, and the code is one's own
+AGREES = 1e-6  # NMSE of logits
+MOST = 4096  # numbers of a key that are looked at
+ALIKE = 1e-5  # relative, of numbers that are one
+# Words of keys, and the ops at which what they say shows. Sizes show in the tensors.
+SHOWS: dict[str, tuple[str, ...]] = {
+    "rope": ("ROPE",), "epsilon": ("NORM",), "window": ("SOFT_MAX",), "expert": ("ARGSORT", "SIGMOID", "SOFT_MAX"),
+    "softcap": ("TANH", "SCALE", "SOFT_MAX"), "scale": ("SCALE", "ADD", "SOFT_MAX", "GET_ROWS", "MUL_MAT"),
+    "clamp": ("CLAMP",), "pooling": ("result_embd_pooled",),
+}  # fmt: skip
+UNUSED = ("initializer", "dropout", "pdrop", "_std", "aux_loss")  # of training alone
+
+
+def other_keys(file: ModelFile, config: Mapping[str, Any]) -> Iterator[str]:
+    """Both values of each key that the file has, and the config has otherwise."""
+    stated = stated_by(config, file.architecture)
+    own = {key: value for key, value in stated.values.items() if stated.names[key] in NAMES.get(key, stated.names[key])}
+    own = {key: value for key, value in own.items() if any(word in key for word in SHOWS)}
+    for found in metadata_oddities(file, Stated(own, stated.names), {}):
+        if found.certain and found.where in file.weights.fields:
+            yield f"{found.where} {found.says}"
+    for key, value in file.weights.fields.items():  # keys that have a config's own name
+        wanted = config.get(key.rpartition(".")[2])
+        if key.removeprefix(f"{file.architecture}.") in own or not any(word in key for word in SHOWS):
+            continue
+        if _is_number(value) and _is_number(wanted) and not np.isclose(value, wanted, rtol=ALIKE, atol=0):
+            yield f"{key} is {value:g}; config.json has {wanted:g}"
+
+
+def unstated(file: ModelFile, config: Mapping[str, Any], read: Iterable[str]) -> dict[str, float]:
+    """The numbers of a config that the model has read, and no key of the file has: name -> number."""
+    known = np.array([x for value in file.weights.fields.values() for x in _fractions(value)])
+    found = {name: x for read_name in sorted(read) for name, x in _floats(read_name, config.get(read_name))}
+    return {name: x for name, x in found.items() if not np.isclose(known, x, rtol=ALIKE, atol=0).any()}
+
+
+def third_opinion(file: ModelFile, tokens: tuple[int, ...], graph: Array, model: Array) -> str | None:
+    """Whose logits the reference engine has for this file: llama.cpp's, or the model's; None if it has neither."""
+    engine, _ = in_engine(file)
+    if engine is None:
+        return None
+    own = engine.engine.forward(tokens, tap=Tap()).ravel()
+    near = {who: distance(own, x) for who, x in ((GRAPH, graph), (MODEL, model)) if x.size == own.size}
+    who = min(near, key=lambda each: near[each], default=None)
+    return who if who is not None and near[who] <= AGREES else None
+
+
+def side_of(place: str, says: str, line: str, keys: Iterable[str], numbers: Mapping[str, float], blamed: str) -> str:
+    """Whose a ``place`` (op and name) is, of which no tensor of the file tells. ``line`` is the model's code there.
+
+    ``keys`` are of the file and not as the config has them, ``numbers`` of the config and in no key; ``blamed``: who is
+    wrong where these say nothing of it.
+    """
+    said = [float(x) for x in re.findall(r"(?<![\w.{-])\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w}])", says)]
+    may = {name: x for name, x in numbers.items() if _shows(name, place) is not False}
+    stated = any(np.isclose(said, x, rtol=1e-3, atol=0).any() for x in may.values()) if said else False
+    stated = stated or any(name.rpartition(".")[2] in line for name in may)
+    shows = any(_shows(key.partition(" ")[0], place) for key in keys)
+    if stated or shows:
+        return FILE
+    return blamed
+
+
+def _shows(name: str, place: str) -> bool | None:
+    """Whether what a key or a number says shows at a place; None where its name does not tell."""
+    found = [any(where in place for where in ops) for word, ops in SHOWS.items() if word in name]
+    return any(found) if found else None
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _fractions(value: Any) -> Iterator[float]:
+    """The numbers of a key that is no count."""
+    values = value if isinstance(value, list) else [value]
+    yield from (x for x in values[:MOST] if isinstance(x, float))
+
+
+def _floats(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Numbers with a fraction, or that no count would be: others are in any file."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _floats(f"{name}.{key}", inner)
+    elif isinstance(value, float) and value not in (0.0, 1.0) and not any(word in name for word in UNUSED):
+        yield name, value

@@ -1,0 +1,31 @@
+"""What comes before the first op: the ids of a text, and the prompt of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llamadiff.plugins import Slice
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llamadiff.cli.command import Command
+    from llamadiff.result.oddity import CheckpointTokenizer
+
+
+class Prompt(Slice):
+    """What comes before the first op: the ids of a text, and the prompt of a conversation."""
+
+    def commands(self) -> Sequence[Command]:
+        from llamadiff.ext.prompt.cli import COMMANDS
+
+        return COMMANDS
+
+    def tokenizer(self, folder: Path) -> CheckpointTokenizer:
+        from llamadiff.ext.prompt.tokens.of_checkpoint import open_tokenizers
+
+        return open_tokenizers(folder)
+
+
+slice_ = Prompt()

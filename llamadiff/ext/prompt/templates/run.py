@@ -1,0 +1,165 @@
+"""The verb: does an engine render conversations as the model's chat template says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+
+from llamadiff.ext.prompt.templates.conversations import Chosen, Conversation, Told, choose
+from llamadiff.ext.prompt.templates.rendering import Cause, Source, source_of
+from llamadiff.ext.prompt.templates.sides import Answer, Ask, candidate_of, is_asked
+from llamadiff.ext.prompt.templates.smallest import smallest
+from llamadiff.judge.verdict import of_check
+from llamadiff.system.progress import Progress, silent
+
+FEW = 3  # places that are shown
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A conversation that the candidate renders otherwise: the template's text, and the candidate's or its error.
+
+    ``offset``: the first character that is not the same; the template wrote it in ``line``, where that is known.
+    """
+
+    conversation: Conversation
+    ours: str
+    theirs: str | None
+    error: str | None
+    offset: int
+    line: int | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """What parts at one line: the smallest such conversation, how many part there, what explains them all."""
+
+    smallest: Parting
+    count: int
+    causes: Sequence[Cause] = ()
+
+
+@dataclass(frozen=True)
+class Templates:
+    """A candidate's prompts against the template's. ``lacking_bos``: those without a BOS token that tokenizing adds."""
+
+    source: Source
+    candidate: str
+    chosen: Chosen
+    branches: Sequence[tuple[int, str]]
+    parted: int
+    places: Sequence[Place]
+    lacking_bos: int = 0
+
+    @property
+    def verdict(self) -> str:
+        return of_check(self.parted, is_known=bool(self.chosen.conversations))
+
+    @property
+    def unreached(self) -> Sequence[tuple[int, str]]:
+        """The branches that no conversation took."""
+        return [branch for number, branch in enumerate(self.branches) if number not in self.chosen.reached]
+
+
+def template(path: Path, candidate: str, patience: float, progress: Progress = silent) -> Templates:
+    """Render conversations that reach a template's branches, and have the candidate do so. Raises UserError."""
+    source = source_of(path)
+    progress("making conversations")
+    words, branches = source.words()
+    takes = partial(is_asked, candidate)
+    chosen = choose(source.told, words, len(branches), takes)
+    with candidate_of(candidate, source, patience, progress) as ask:
+        compared = _Compared(source, ask, takes)
+        progress("asking the candidate")
+        partings = compared.partings(chosen.conversations, chosen.told)
+        lacking_bos = compared.lacking_bos
+        right = [
+            Parting(conversation, told["text"], told["text"], None, 0, None)
+            for conversation, told, parting in zip(chosen.conversations, chosen.told, partings, strict=True)
+            if parting is None
+        ]
+        parted = [each for each in partings if each is not None]
+        progress("looking for causes")
+        places = list(_places(compared, parted, right))
+    return Templates(source, candidate, chosen, branches, len(parted), places, lacking_bos)
+
+
+class _Compared:
+    """A candidate beside the template."""
+
+    def __init__(self, source: Source, ask: Ask, takes: Callable[[Conversation], bool]) -> None:
+        self.source, self.ask, self.takes, self.lacking_bos = source, ask, takes, 0
+
+    def partings(self, conversations: Sequence[Conversation], told: Sequence[Told]) -> list[Parting | None]:
+        """Of each conversation how the candidate's text parts, if it does."""
+        answers = map(self._whole, self.ask(conversations), told)
+        return [_parting(*each) for each in zip(conversations, told, answers, strict=True)]
+
+    def smaller(self, found: Parting) -> Parting:
+        """The smallest conversation that parts at the same line."""
+        seen = {id(found.conversation): found}
+
+        def parts(conversations: Sequence[Conversation]) -> list[bool]:
+            told = self.source.told(conversations)
+            rendered = [
+                (each, what)
+                for each, what in zip(conversations, told, strict=True)
+                if "text" in what and self.takes(each)
+            ]
+            for parting in self.partings([each for each, _ in rendered], [what for _, what in rendered]):
+                if parting is not None and (parting.line, parting.error is None) == (found.line, found.error is None):
+                    seen[id(parting.conversation)] = parting
+            return [id(each) in seen for each in conversations]
+
+        return seen[id(smallest(found.conversation, parts))]
+
+    def _whole(self, answer: Answer, told: Told) -> Answer:
+        """With the BOS token, where tokenizing adds it."""
+        bos, text = self.source.tokens["bos_token"], answer.get("text")
+        if self.source.adds_bos and text is not None and told["text"].startswith(bos) and not text.startswith(bos):
+            self.lacking_bos += 1
+            return {"text": bos + text}
+        return answer
+
+
+def _parting(conversation: Conversation, told: Told, answer: Answer) -> Parting | None:
+    ours, theirs = told["text"], answer.get("text")
+    if theirs == ours:
+        return None
+    if theirs is None:
+        return Parting(conversation, ours, None, answer["error"], 0, None)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
+    offset = sum(1 for _ in same)
+    return Parting(conversation, ours, theirs, None, offset, _line(told["pieces"], offset))
+
+
+def _line(pieces: Sequence[tuple[int, str]], offset: int) -> int | None:
+    """The template's line that wrote a character of its text; of what follows the text, the last one."""
+    found = None
+    for line, text in pieces:
+        found = line if text else found
+        if offset < len(text):
+            break
+        offset -= len(text)
+    return found
+
+
+def _places(compared: _Compared, parted: Sequence[Parting], right: Sequence[Parting]) -> Iterator[Place]:
+    """One place where one cause explains all; else one for each line, with what explains it."""
+    parted = sorted(parted, key=lambda each: (len(each.ours), len(str(each.conversation))))
+    groups = dict[int | None, list[Parting]]()
+    for each in parted:
+        groups.setdefault(each.line, []).append(each)
+    causes = _causes(compared.source, parted, right) if parted else ()
+    for group in list(groups.values())[: 1 if causes else FEW]:
+        found = causes or (_causes(compared.source, group, right) if len(groups) > 1 else ())
+        yield Place(compared.smaller(group[0]), len(parted) if causes else len(group), found)
+
+
+def _causes(source: Source, parted: Sequence[Parting], right: Sequence[Parting]) -> Sequence[Cause]:
+    """What gives the candidate's texts of these conversations, and does not change those of others."""
+    every = [*parted, *right]
+    return source.causes([each.conversation for each in every], [each.theirs for each in every])

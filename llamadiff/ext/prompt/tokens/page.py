@@ -1,0 +1,179 @@
+"""Tokenizers compared, as a page of 80 columns, and as JSON. Computes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from llamadiff.ext.prompt.tokens.back import Back
+from llamadiff.ext.prompt.tokens.changes import Change
+from llamadiff.ext.prompt.tokens.run import LLAMA_CPP, OWN, Example, Tokens
+from llamadiff.ext.prompt.tokens.sides import THIRD
+from llamadiff.judge.verdict import UNCHECKED, WRONG
+from llamadiff.report.json import in_json
+from llamadiff.report.terminal.page import Page
+
+SCHEMA, SCHEMA_OF_BACK = "llamadiff.extras.tokens/1", "llamadiff.extras.tokens.back/1"
+MOST_PIECES = 12  # tokens of a text that are shown
+MOST_TEXT = 60
+
+
+def print_tokens(found: Tokens, console: Console) -> None:
+    """The verdict, what to do, the smallest texts with both splits, and where llama.cpp goes its own way."""
+    page = Page(console)
+    page.paragraph(Text(f"{found.verdict.upper()}  ", page.style_of(found.verdict)), page.as_it_is(headline(found)))
+    explanation = found.explanation
+    page.blank()
+    if explanation is not None and found.verdict == WRONG:
+        for change in explanation.mistakes:
+            page.labelled("fix", page.as_it_is(change.fix))
+        for change in explanation.others:
+            page.labelled("or", page.as_it_is(f"{found.candidate} {change.says}"))
+    elif found.parted:
+        more = ", and hardly any has the right ids: does the candidate have this file's vocabulary?"
+        page.labelled("cause", f"no known mistake explains all of these texts{more if found.is_foreign else ''}")
+    for example in found.examples:
+        _put(page, example)
+    if found.ways:
+        own = "llama.cpp" if found.own else "it"
+        page.labelled("note", f"where the model's own tokenizer and {own} part, and the file cannot tell:")
+        for way, example in found.ways:
+            page.labelled("", page.data(f"the model's own {way.says}", 1000))
+            _put(page, example)
+    for line in notes(found):
+        page.labelled("", page.data(line, 1000))
+
+
+def headline(found: Tokens) -> str:
+    """The finding in a sentence."""
+    every, name = found.texts, found.candidate
+    if found.verdict == WRONG:
+        return f"tokenizer: {_wrong(found)}"
+    if found.verdict == UNCHECKED:
+        return f"tokenizer: llama.cpp and {name} part for {found.doubted} of {every} texts: one of them is wrong"
+    if _is_alone(found):
+        return f"llama.cpp and {name} give the same ids for all {every} texts"
+    if found.own:
+        return (
+            f"{name} gives the right ids for all {every} texts; for {found.own} of them they are those of the model's "
+            "own tokenizer, which llama.cpp does not give"
+        )
+    return f"{name} gives llama.cpp's ids for all {every} texts"
+
+
+def _wrong(found: Tokens) -> str:
+    """Who is wrong, and how."""
+    name, share = found.candidate, f"for {found.parted} of {found.texts} texts"
+    if found.wrong == LLAMA_CPP:
+        return f"llama.cpp gives other ids than {name} and the independent tokenizer, for {found.doubted} texts"
+    if found.explanation is not None:
+        says = " and ".join(change.says for change in found.explanation.mistakes)
+        return f"{name} {says}; other ids than llama.cpp's {share}"
+    right = "llama.cpp and the independent tokenizer" if found.wrong else "llama.cpp"
+    return f"{name} gives other ids than {right} {share}"
+
+
+def _is_alone(found: Tokens) -> bool:
+    """Whether there is no candidate but llama.cpp itself."""
+    return found.candidate == THIRD
+
+
+def notes(found: Tokens) -> list[str]:
+    """What else is to be known."""
+    lines = [f"{found.model}: {found.texts} texts"]
+    if _is_alone(found) and found.own:
+        lines.append(
+            f"for {found.own} of them llama.cpp's ids are not those of the tokenizer that the model was made with"
+        )
+    if found.no_third:
+        lines.append(f"there is no third opinion: {found.no_third}")
+    return lines
+
+
+def print_back(found: Back, console: Console) -> None:
+    """The verdict of texts made of ids, what to do, and the fewest ids that show it."""
+    page = Page(console)
+    page.paragraph(
+        Text(f"{found.verdict.upper()}  ", page.style_of(found.verdict)), page.data(headline_of_back(found), 1000)
+    )
+    page.blank()
+    for mistake in found.mistakes[:1]:
+        page.labelled("fix", page.data(mistake.fix, 1000))
+    for mistake in found.mistakes[1:]:
+        page.labelled("or", page.data(f"{found.candidate} {mistake.says}", 1000))
+    if found.parted and not found.mistakes:
+        page.labelled("cause", "no known mistake explains all of these texts")
+    for example in found.examples:
+        pieces = " ".join(map(page.quoted, example.pieces[:MOST_PIECES]))
+        page.labelled("ids", f"{list(example.ids[:MOST_PIECES])}  {pieces}")
+        page.labelled("", f"llama.cpp  {page.quoted(example.right, MOST_TEXT)}")
+        page.labelled("", f"yours      {page.quoted(example.found, MOST_TEXT)}")
+    page.labelled("", page.data(f"{found.model}: {found.lists} lists of token ids", 1000))
+
+
+def headline_of_back(found: Back) -> str:
+    """The finding about texts made of ids in a sentence."""
+    if not found.parted:
+        return f"{found.candidate} makes llama.cpp's text of all {found.lists} lists of token ids"
+    share = f"for {found.parted} of {found.lists} lists of token ids"
+    if found.mistakes:
+        return f"detokenizer: {found.candidate} {found.mistakes[0].says}; other texts than llama.cpp's {share}"
+    return f"detokenizer: {found.candidate} makes other texts than llama.cpp's {share}"
+
+
+def _back(found: Back) -> str:
+    about: dict[str, Any] = {
+        "schema": SCHEMA_OF_BACK, "verdict": found.verdict, "headline": headline_of_back(found), "model": found.model,
+        "candidate": found.candidate, "lists": found.lists, "parted": found.parted,
+        "causes": [{"name": each.name, "says": each.says, "fix": each.fix} for each in found.mistakes],
+        "examples": [
+            {"ids": each.ids, "pieces": each.pieces, "llama_cpp": each.right, "candidate": each.found}
+            for each in found.examples
+        ],
+    }  # fmt: skip
+    return in_json(about)
+
+
+def _put(page: Page, example: Example) -> None:
+    page.labelled("text", page.quoted(example.text, MOST_TEXT))
+    width = max(len(_called(name)) for name in example.ids)
+    for name, ids in example.ids.items():
+        pieces = example.pieces[name][:MOST_PIECES]
+        more = " ..." if len(example.pieces[name]) > len(pieces) else ""
+        said = "dies of it" if ids is None else f"{' '.join(map(page.quoted, pieces))}{more}  {list(ids[:MOST_PIECES])}"
+        page.labelled("", Text(f"{_called(name).ljust(width)}  {said}"))
+
+
+def _called(side: str) -> str:
+    """A side in few characters."""
+    return side if side in {LLAMA_CPP, THIRD, OWN} else "yours"
+
+
+def as_json(found: Tokens | Back) -> str:
+    """Everything, machine-readable."""
+    return _back(found) if isinstance(found, Back) else _tokens(found)
+
+
+def _tokens(found: Tokens) -> str:
+    explanation = found.explanation
+    about: dict[str, Any] = {
+        "schema": SCHEMA, "verdict": found.verdict, "headline": headline(found), "model": found.model,
+        "candidate": found.candidate, "texts": found.texts, "parted": found.parted, "own": found.own,
+        "doubted": found.doubted, "wrong": found.wrong or None,
+        "causes": [_change(each) for each in (explanation.mistakes if explanation is not None else ())],
+        "others": [_change(each) for each in (explanation.others if explanation is not None else ())],
+        "examples": [_example(each) for each in found.examples],
+        "ways": [_change(way) | {"example": _example(example)} for way, example in found.ways],
+        "no_third_opinion": found.no_third or None,
+    }  # fmt: skip
+    return in_json(about)
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {"name": change.name, "says": change.says, "fix": change.fix}
+
+
+def _example(example: Example) -> dict[str, Any]:
+    return {"text": example.text, "ids": dict(example.ids), "pieces": dict(example.pieces)}

@@ -1,0 +1,34 @@
+"""A server, by the log-probabilities that it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llamadiff.plugins import Slice
+
+if TYPE_CHECKING:
+    from llamadiff.candidates.opening import Candidate
+    from llamadiff.engines.run_spec import How
+    from llamadiff.verbs.verbs import Compare
+
+
+class Server(Slice):
+    """A server, by the log-probabilities that it answers with."""
+
+    needs = ("explain", "loss", "prompt", "state")
+
+    def sources(self) -> Sequence[str]:
+        return ("llamadiff.ext.server.candidate",)
+
+    def comparing(self, candidate: Candidate | None, how: How) -> Compare | None:
+        from llamadiff.ext.server.candidate import matches
+
+        if how.steps is not None or not isinstance(candidate, str) or not matches(candidate):
+            return None
+        from llamadiff.ext.server.compare import compare_server
+
+        return compare_server
+
+
+slice_ = Server()

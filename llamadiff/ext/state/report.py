@@ -1,0 +1,146 @@
+"""llama.cpp's variants as a table of 80 columns, and as JSON. Computes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from llamadiff.ext.state.result import DEFAULT, Variant, Variants
+from llamadiff.ext.state.variation import PREFIX
+from llamadiff.judge.verdict import WRONG
+from llamadiff.report.json import in_json
+from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.page import Page
+
+SCHEMA = "llamadiff.variants/1"
+WIDTH = 79
+_NAME, _REST = 22, WIDTH - 23
+_HEAD = ("variant", "wrong", "differs first at", "x rounding", "KL", "token", "s")
+_LEGEND = """\
+wrong             taps whose op is wrong on the inputs that it was given; on a device, nodes
+differs first at  the first tap that is not the default's bit for bit
+x rounding        how far its logits are from exact, over what rounding explains
+KL, token         its next token against the default's"""
+_QUOTED = re.compile(r"\(it said: (?:\w+: )*(.+?)\)?$")
+_FORM = "{:22} {:>5} {:16} {:>10} {:>6} {:9} {:>5}"
+
+
+def print_variants(found: Variants, console: Console) -> None:
+    """A line for each, and what is to be said of those that are wrong."""
+    page = Page(console)
+    console.print(Text(f"{shown(str(found.model['file']))} ({found.model['architecture']}), {_tokens(found)}", "bold"))
+    if found.prompt is not None:
+        console.print(Text(page.quoted(found.prompt, 60)))
+    console.print(Text(f"{shown(str(found.baseline.get('version', 'llama.cpp')))}\n"))
+    console.print(Text(_FORM.format(*_HEAD).rstrip()))
+    for row in found.rows:
+        console.print(Text(_line(row), page.style_of(row.verdict) if row.verdict == WRONG else ""))
+    console.print(Text(f"\n{_LEGEND}\n"))
+    for row in found.rows:
+        if said := _note(row):
+            page.paragraph(f"{row.name}: ", said)
+        for number, step in enumerate(row.steps, 1):
+            page.paragraph(f"{number:3}  ", step)
+    console.print(Text(_said(found)))
+
+
+def _note(row: Variant) -> str:
+    """What has no room in a line of the table."""
+    if row.wrong:
+        return shown(row.headline)
+    if row.failed and row.steps:
+        return shown(row.failed)
+    return _failure(row) if row.failed and len(_failure(row)) > _REST else ""
+
+
+def _tokens(found: Variants) -> str:
+    count = len(found.tokens)
+    return "1 token" if count == 1 else f"{count} tokens"
+
+
+def _line(row: Variant) -> str:
+    name = _cut(row.name, _NAME)
+    if row.failed:
+        return f"{name:{_NAME}} {_cut(_failure(row), _REST)}"
+    ratio = "" if row.ratio is None or not math.isfinite(row.ratio) else f"{row.ratio:.1f}x"
+    leaves = _cut(row.leaves, 16) if row.leaves else ""
+    wrong = f"{len(row.wrong)}" if row.judged else "-"
+    return _FORM.format(name, wrong, leaves, ratio, _kl(row), _first(row), f"{row.seconds:.1f}").rstrip()
+
+
+def _failure(row: Variant) -> str:
+    """What became of it, in a few words: ``died of SIGSEGV in 0.4 s``, or llama.cpp's own."""
+    said = shown(row.failed.partition(";")[0])
+    if said.startswith("llama.cpp died of "):
+        return f"{said.removeprefix('llama.cpp ').partition(':')[0]} in {row.seconds:.1f} s"
+    quoted = _QUOTED.search(said)
+    return f"refused: {quoted[1]}" if quoted else said.removeprefix("llama.cpp ")
+
+
+def _kl(row: Variant) -> str:
+    if row.logits is None or row.name == DEFAULT or math.isnan(row.logits.kl):
+        return ""
+    return "0" if row.logits.kl == 0 else f"{row.logits.kl:.0e}"
+
+
+def _first(row: Variant) -> str:
+    """The first token, where it is the default's or another."""
+    logits = row.logits
+    if logits is None or not logits.candidate_top:
+        return ""
+    if row.name != DEFAULT and logits.top1_agree:
+        return "same"
+    token = logits.candidate_top[0]
+    return _cut(str(token.id) if token.text is None else shown(json.dumps(token.text, ensure_ascii=False)), 9)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _said(found: Variants) -> str:
+    wrong = [row for row in found.rows if row.verdict == WRONG]
+    opened = [row for row in wrong or found.rows if not row.failed and row.comparison is not None]
+    shown_whole = next((row for row in opened if row.name != DEFAULT), None)
+    counted = f"{len(wrong)} of {len(found.rows)} variants are wrong" if wrong else "no variant is wrong"
+    return f"{found.verdict.upper()}  {counted}{_hint(shown_whole) if shown_whole else ''}"
+
+
+def _hint(row: Variant) -> str:
+    """How to see one in full."""
+    how = f"backend, with {row.name}" if row.by_nodes else f'compare --candidate "{_candidate(row)}"'
+    return f"\nnext   one in full: {how}"
+
+
+def as_json(found: Variants) -> str:
+    """Everything, machine-readable."""
+    about: dict[str, Any] = {
+        "schema": SCHEMA, "verdict": found.verdict, "model": dict(found.model),
+        "tokens": [{"id": token, "text": text} for token, text in found.tokens],
+        "prompt": found.prompt, "baseline": dict(found.baseline), "variants": [_row(row) for row in found.rows],
+    }  # fmt: skip
+    return in_json(about)
+
+
+def _row(row: Variant) -> dict[str, Any]:
+    logits = row.logits
+    top = logits.candidate_top[0] if logits is not None and logits.candidate_top else None
+    return {
+        "variant": row.name, "candidate": None if row.name == DEFAULT else _candidate(row), "verdict": row.verdict,
+        "seconds": row.seconds, "judged": row.judged, "wrong": list(row.wrong), "headline": row.headline or None,
+        "leaves": row.leaves, "ratio_to_noise": row.ratio,
+        "kl": logits.kl if logits is not None else None,
+        "top1_agree": logits.top1_agree if logits is not None else None,
+        "first": None if top is None else {"id": top.id, "text": top.text}, "failed": row.failed or None,
+        **({"steps": list(row.steps)} if row.steps else {}),
+    }  # fmt: skip
+
+
+def _candidate(row: Variant) -> str:
+    """What opens it in full, as a ``--candidate``."""
+    return PREFIX + row.name

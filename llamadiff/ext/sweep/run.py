@@ -1,0 +1,70 @@
+"""A sweep from its plan to its rows: what is done already is kept, the rest is run, each row is stored at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from llamadiff.ext.sweep.case import SweepRow, run_case, unjudged
+from llamadiff.ext.sweep.plan import SweepCase, read_plan
+from llamadiff.ext.sweep.store import Store
+from llamadiff.judge.verdict import worst_of
+from llamadiff.verbs.workers import Died, cores, surviving
+
+DEAD = "the processes that ran it were killed, one after the other, perhaps for want of memory; try --jobs 1"
+Tell = Callable[[SweepRow, int, int], None]  # a row that is new, how many are done, of how many
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All rows of a plan, in its order; ``kept`` of them were there before."""
+
+    folder: Path
+    rows: tuple[SweepRow, ...]
+    kept: int
+
+    @property
+    def verdict(self) -> str:
+        return worst_of([row.verdict for row in self.rows])
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Rows by verdict; those that could not be judged as "refused"."""
+        return Counter("refused" if row.refused else row.verdict for row in self.rows)
+
+
+def run_sweep(plan: Path, folder: Path, tell: Tell, jobs: int = 0, scheduler: str | None = None) -> Sweep:
+    """Run what is left of a plan; ``jobs`` cases at a time here (0: as many as cores), or on a Dask ``scheduler``.
+
+    Raises UserError for a plan, a folder or a scheduler that is none.
+    """
+    cases = {case.key: case for case in read_plan(plan)}
+    store = Store(folder)
+    rows = {row.key: row for row in store.done(cases)}
+    kept, left = len(rows), [case for key, case in cases.items() if key not in rows]
+    with closing(_rows(left, jobs, scheduler)) as found:
+        for row in found:
+            store.add(row)
+            rows[row.key] = row
+            tell(row, len(rows), len(cases))
+    return Sweep(folder, tuple(rows[key] for key in cases), kept)
+
+
+def _rows(cases: Sequence[SweepCase], jobs: int, scheduler: str | None) -> Generator[SweepRow, None, None]:
+    """What comes of each case, in whatever order."""
+    if not cases:
+        return
+    if scheduler is not None:
+        from llamadiff.ext.sweep.cluster import connected, run_on_cluster
+
+        with connected(scheduler) as client:
+            yield from run_on_cluster(client, cases)
+        return
+    processes = min(jobs or cores(), len(cases))
+    threads = max(1, cores() // processes)
+    for case, row in surviving(partial(run_case, threads=threads), cases, processes):  # they share the cores
+        yield unjudged(case, DEAD) if isinstance(row, Died) else row

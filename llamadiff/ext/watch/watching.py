@@ -1,0 +1,163 @@
+"""Any program that computes ggml graphs, watched: it runs with watch.c before its libraries, which writes down what
+nodes read and gave (watch_run.py), and each node is judged here, in a thread beside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+
+from threadpoolctl import threadpool_limits
+
+from llamadiff.ext.watch.graph_names import GraphNames
+from llamadiff.ext.watch.watch_run import GRAPH, OFTEN, Bounds, files
+from llamadiff.ext.watch.watched_ggml import Ggml
+from llamadiff.ext.watch.watched_graph import Head, Held, WatchedGraph, head_of, mapped
+from llamadiff.ext.watch.watched_runs import Watchable, here, there
+from llamadiff.ggml.check import NodeCheck
+from llamadiff.llamacpp.quantizing import way_of
+from llamadiff.llamacpp.request import Request
+from llamadiff.system.errors import UserError
+from llamadiff.system.leftovers import temporary_directory
+from llamadiff.system.progress import Progress
+from llamadiff.system.python_child import give_way
+
+
+@dataclass(frozen=True)
+class JudgedGraph:
+    """One graph: what it is called, what was found of its nodes, whose ggml computed it, whether on a device."""
+
+    name: str
+    head: Head
+    checks: Sequence[NodeCheck]
+    ggml: Ggml
+    on_device: bool
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A program that has ended: its return ``code``, or why it has none; how many graphs it computed and how many of
+    them were judged; how many were to be, and were ``put_off`` since the judge was behind, or ``failed`` to be written;
+    how many nodes were too ``large`` and left out, or judged ``in_part``; how long it ran, and how much of that was
+    for watching, in seconds. ``refused``: libraries that could not be read.
+    """
+
+    code: int | None
+    why: str
+    seen: int
+    judged: int
+    put_off: int
+    failed: int
+    large: int
+    in_part: int
+    seconds: float
+    added: float
+    refused: tuple[Ggml, ...] = ()
+
+    @property
+    def slower(self) -> float:
+        """How many times slower the program was, at least: by what writing and waiting took of its time."""
+        return self.seconds / max(self.seconds - self.added, self.seconds / 1000) if self.seconds else 1.0
+
+
+def watch(
+    arguments: Sequence[str], bounds: Bounds, request: Request, tell: Callable[[JudgedGraph], None], progress: Progress
+) -> Watched:
+    """Run a program, and have its graphs judged as ``request`` says; ``tell`` is given each, from a thread.
+
+    Raises UserError where nothing can be watched here, or the program cannot be run.
+    """
+    with temporary_directory() as folder:
+        run = there if request.settings.runner else here
+        with run(arguments, bounds, folder, request.settings.runner) as running:
+            judge = _Judge(folder, running, request, tell)
+            judge.start()
+            try:
+                code, why, seconds = running.end()
+            except UserError:
+                judge.check()
+                raise
+        judge.finish(progress)
+        plan = running.plan
+        added = min(plan.added / 1e9, 0.999 * seconds)
+        refused = tuple(ggml for ggml in running.ggmls.values() if ggml.refused)
+        nodes = plan.nodes_large, plan.nodes_cut
+        return Watched(code, why, plan.seen, judge.graphs, plan.put_off, plan.failed, *nodes, seconds, added, refused)
+
+
+@dataclass
+class _Judge:
+    """Reads what the program's processes write down, in a thread."""
+
+    folder: Path
+    running: Watchable
+    request: Request
+    tell: Callable[[JudgedGraph], None]
+    graphs: int = 0
+    failure: BaseException | None = None
+    _ended: bool = False
+
+    def __post_init__(self) -> None:
+        self._held, self._names = Held(self.folder), GraphNames()
+        self._begun: dict[tuple[int, int], WatchedGraph] = {}
+        self._thread = Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self, progress: Progress) -> None:
+        """Judge what is left. Raises what went wrong meanwhile."""
+        self._ended = True
+        while self._thread.is_alive():
+            progress("judging", self.running.plan.judged >> 20, max(1, self.running.plan.written >> 20))
+            self._thread.join(0.2)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what went wrong, if something did."""
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self) -> None:
+        try:
+            give_way()  # the program's speed is what its user waits for
+            with threadpool_limits(1, "blas"):
+                while True:
+                    self._wait()
+                    is_last = self._ended
+                    found = files(self.folder, GRAPH)
+                    for name, _ in found:
+                        self._take(self.folder / name)
+                    if is_last and not found:
+                        return
+        except BaseException as error:  # told to whoever waits for the end; the program waits for room, perhaps
+            self.failure = error
+            self.running.stop()
+
+    def _wait(self) -> None:
+        """Leave the processor to the program while there is room for half of what may wait."""
+        while not self._ended and 2 * (self.running.plan.written - self.running.plan.judged) < self.running.plan.most:
+            time.sleep(OFTEN)
+
+    def _take(self, path: Path) -> None:
+        """Judge one more part of a graph."""
+        data = mapped(path)
+        head = head_of(data)
+        key, ggml = (head.process, head.number), self.running.ggmls[head.process, head.ggml]
+        graph = self._begun.get(key)
+        if graph is None:
+            q8 = way_of(ggml.rounded)
+            graph = self._begun[key] = WatchedGraph(
+                ggml.structure, self._held, self.request, q8, self.graphs + len(self._begun)
+            )
+        graph.take(data)
+        self.running.judged(self.running.plan.judged + len(data))
+        if graph.is_whole:
+            del self._begun[key]
+            self.graphs += 1
+            if graph.checks:
+                name = self._names.name(graph.read, [*graph.read.values()], graph.nodes, graph.fills)
+                self.tell(JudgedGraph(name, head, graph.checks, ggml, graph.on_device))

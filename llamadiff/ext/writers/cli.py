@@ -1,0 +1,37 @@
+"""The command writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llamadiff.cli.command import LEARN, Command
+
+
+def writer(
+    language: Annotated[str, typer.Argument(help="c, cpp, rust, js, python, java, go or zig.")],
+    model: Annotated[
+        Path | None, typer.Option("--model", help="A .gguf file: print the lines that add its taps too.")
+    ] = None,
+) -> None:
+    """Print a writer of the trace file, without dependencies, to paste into an engine."""
+    from llamadiff.ext.writers import writers
+
+    writers.check_language(language)
+    source = writers.source(language)
+    if model is not None:
+        from llamadiff.engines.select import runnable
+
+        source += "\n" + writers.add_lines(language, runnable(model, 14))
+    typer.echo(source, nl=False)
+
+
+COMMANDS = (
+    Command(
+        LEARN,
+        writer,
+        ("llamadiff writer rust --model model.gguf > trace_writer.rs",),
+    ),
+)

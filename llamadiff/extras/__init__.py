@@ -1,1 +1,0 @@
-"""What the core never imports: a checkpoint's own code, many cases."""

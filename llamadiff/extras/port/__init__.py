@@ -1,1 +1,0 @@
-"""A checkpoint's own code against llama.cpp's graph of the file that was made of it."""

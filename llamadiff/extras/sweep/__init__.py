@@ -1,1 +1,0 @@
-"""Many cases: models, prompts, candidates and settings, each judged once, whatever is killed meanwhile."""

@@ -1,0 +1,117 @@
+"""What a slice may be: a folder of ``ext`` whose ``__init__`` has a ``slice_``, one of these.
+
+The core asks every slice, and says what it can say where none answers: a folder that is deleted, or cannot be
+imported, takes with it what it added and nothing else. A slice's ``__init__`` imports this module alone, since it is
+read whenever a command starts; what a method needs, it imports itself. What slices may use is named in ``api.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llamadiff.candidates.opening import Candidate
+    from llamadiff.cli.command import Command
+    from llamadiff.engines.model_file import Runnable
+    from llamadiff.engines.run_spec import How
+    from llamadiff.judge.study import Bench, Look, Study
+    from llamadiff.llamacpp.passes import PassCheck
+    from llamadiff.report.formats import Format
+    from llamadiff.report.tables import Table
+    from llamadiff.result.comparison import Comparison
+    from llamadiff.result.diagnosis import Diagnosis
+    from llamadiff.result.oddity import CheckpointTokenizer
+    from llamadiff.system.progress import Progress
+    from llamadiff.verbs.by_original import Original
+    from llamadiff.verbs.verbs import Compare
+
+
+class Slice:
+    """One capability beside the core; it overrides what it adds."""
+
+    needs: Sequence[str] = ()  # other slices, without which this one is missing
+    listener = ""  # ``module:name`` of what tells of the inputs of llama.cpp's passes (llamacpp/passes.py)
+    remote: Sequence[str] = ()  # modules that are sent where llama.cpp runs and nothing is installed
+    remote_files: Sequence[str] = ()  # and other files, from the root
+
+    def commands(self) -> Sequence[Command]:
+        """Commands of the command line."""
+        return ()
+
+    def sources(self) -> Sequence[str]:
+        """Modules of kinds of candidates (``candidates/opening.py``, Source), which are asked before the core's."""
+        return ()
+
+    def comparing(self, candidate: Candidate | None, how: How) -> Compare | None:
+        """What compares a model with a candidate that is no trace of the same run: a file, steps, a server."""
+        return None
+
+    def original(self, candidate: Candidate, model: Runnable, progress: Progress) -> Original | None:
+        """The checkpoint whose weights a candidate multiplied by in place of the file's."""
+        return None
+
+    def tokenizer(self, folder: Path) -> CheckpointTokenizer | None:
+        """The tokenizer of a checkpoint's folder, to be compared with a file's."""
+        return None
+
+    def looks(self) -> Sequence[Look]:
+        """Ways to see in what was found how an engine computes in its own way (``judge/study.py``)."""
+        return ()
+
+    def causes(self, bench: Bench, study: Study) -> tuple[Diagnosis, ...] | None:
+        """Why taps are wrong, in graph order; None: another slice may know."""
+        return None
+
+    def pass_check(self) -> PassCheck | None:
+        """What holds the inputs of llama.cpp's passes against what was run before."""
+        return None
+
+    def formats(self) -> Sequence[Format]:
+        """Formats that a report can be written in."""
+        return ()
+
+    def tables(self, result: Comparison, full: bool) -> Sequence[Table]:
+        """Tables that a report shows of what the slice keeps in ``Comparison.more``."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A folder of ``ext`` that cannot be imported, and why."""
+
+    name: str
+    reason: str
+
+
+@cache
+def found() -> tuple[Mapping[str, Slice], tuple[Missing, ...]]:
+    """The slices by their names, and what is missing."""
+    package = import_module("llamadiff.ext")
+    slices, missing = dict[str, Slice](), list[Missing]()
+    for name in sorted(each.name for each in iter_modules(package.__path__) if each.ispkg):
+        try:
+            slices[name] = import_module(f"llamadiff.ext.{name}").slice_
+        except Exception as error:  # whatever is wrong with one, the others run
+            missing.append(Missing(name, f"{type(error).__name__}: {error}"))
+    while lacking := {name: need for name, slice_ in slices.items() for need in slice_.needs if need not in slices}:
+        for name, need in lacking.items():
+            del slices[name]
+            missing.append(Missing(name, f"needs {need}, which is missing"))
+    return slices, tuple(missing)
+
+
+def each(method: Callable[[Slice], Any]) -> Iterator[Any]:
+    """What each slice answers, those that answer nothing left out."""
+    yield from (answer for slice_ in found()[0].values() if (answer := method(slice_)))
+
+
+def first(method: Callable[[Slice], Any]) -> Any:
+    """What the first slice answers that answers something; None if none does."""
+    return next(each(method), None)

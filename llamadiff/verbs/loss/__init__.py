@@ -1,1 +1,0 @@
-"""What quantization costs: two files of one model, how far apart, which tensors, and what bytes would recover."""

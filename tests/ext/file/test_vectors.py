@@ -1,0 +1,249 @@
+"""Test blocks of every type, and layout errors of an engine that decodes them: each is named from one tensor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import misread
+import numpy as np
+import pytest
+from command import run
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+from llamaref import Weights
+from safetensors.numpy import save_file
+
+from llamadiff import UserError
+from llamadiff.ext.file.blocks.fields import FIELDS
+from llamadiff.ext.file.misread import misreading
+from llamadiff.ext.file.opening import judge_weights
+from llamadiff.ext.file.vectors import FILE, vector_blocks, write_vectors
+from llamadiff.llamacpp.dequantize import Dequantizer
+
+BLOCKS = [kind for kind in FIELDS if kind not in ("F16", "BF16")]
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("v") / "vectors"
+    assert write_vectors(folder) == len(FIELDS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(vectors) -> Weights:
+    return Weights(vectors / FILE)
+
+
+def right(kind: str, rows: np.ndarray | None = None) -> np.ndarray:
+    """The right answer, by gguf-py; of Q1_0, which it does not decode, from the format: a scale, then signs."""
+    rows = vector_blocks(kind) if rows is None else rows
+    with np.errstate(all="ignore"):
+        if kind == "Q1_0":
+            blocks = rows.reshape(len(rows), -1, 18)
+            signs = 2.0 * np.unpackbits(blocks[..., 2:], axis=-1, bitorder="little") - 1
+            return (signs * np.ascontiguousarray(blocks[..., :2]).view(np.float16)).reshape(len(rows), -1).astype("f4")
+        data = rows.view(np.float16) if kind == "F16" else rows
+        return np.asarray(dequantize(data, Type[kind]), np.float32)
+
+
+def test_every_type_that_ggml_or_gguf_py_decodes_has_a_vector():
+    known = {kind.name for kind in Type} - {"F32", "F64", "I8", "I16", "I32", "I64"}
+    undecoded = {"Q8_1", "Q8_K"}  # neither decodes them: they are what activations are rounded to
+    assert known - undecoded == set(FIELDS)
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_fields_cover_every_byte_once(kind):
+    places = sorted(FIELDS[kind].values())
+    assert [first for first, _ in places] == [0, *(last for _, last in places[:-1])]
+    assert places[-1][1] == gguf.GGML_QUANT_SIZES[Type[kind]][1]
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_answers_are_gguf_pys_and_ggmls(kind, vectors, weights):
+    answer = np.load(vectors / f"{kind}.npy")
+    assert np.array_equal(answer, right(kind))
+    by_ggml = Dequantizer(weights).of_type(kind)(weights.stored(kind))
+    assert np.array_equal(answer.view(np.uint32), by_ggml.view(np.uint32))
+    assert np.isfinite(answer).all()
+    assert (vectors / f"{kind}.bin").read_bytes() == vector_blocks(kind).tobytes()
+    data = json.loads((vectors / f"{kind}.json").read_text("utf-8"))
+    assert np.array_equal(np.array(data["values"], np.float32), answer)
+    assert bytes.fromhex(data["rows"][3]) == vector_blocks(kind)[3].tobytes()
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_every_bit_is_set_and_not_set_and_matters(kind):
+    """Nearly: the highest exponents of a scale would make it infinite."""
+    size = gguf.GGML_QUANT_SIZES[Type[kind]][1]
+    rows = vector_blocks(kind)
+    bits = np.unpackbits(rows.reshape(-1, size), axis=1)
+    assert (bits.any(axis=0) & ~bits.all(axis=0)).mean() >= 0.97
+    answer = right(kind)
+    blocks = rows[:8].reshape(8, -1, size)
+    idle = {7, 15, 23, 31} if kind == "NVFP4" else set()  # the signs of its scales, which have none
+    for bit in set(range(8 * size)) - idle:
+        flipped = blocks.copy()
+        flipped[..., bit // 8] ^= 1 << (bit % 8)
+        assert not np.array_equal(right(kind, flipped.reshape(8, -1)), answer[:8]), bit
+
+
+def test_a_right_engine_is_right(vectors, tmp_path):
+    for kind in FIELDS:
+        np.save(tmp_path / f"{kind}.npy", np.load(vectors / f"{kind}.npy"))
+    done = run("weights", vectors / FILE, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "all 26 tensors are equal" in done.stdout
+
+
+OWN = [
+    (cause, mistake, kind)
+    for cause, mistakes in misread.MISTAKES.items() if cause != "tensor-offset-wrong"
+    for mistake, kinds in mistakes.items() for kind in kinds
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cause", "mistake", "kind"), OWN)
+def test_a_misread_layout_is_named(cause, mistake, kind, weights):
+    told = misreading(weights, kind, misread.decode(kind, vector_blocks(kind), mistake))
+    assert told is not None
+    assert told.cause == cause
+    assert kind in told.says
+
+
+def blocks_of(kind: str) -> np.ndarray:
+    return vector_blocks(kind).reshape(-1, gguf.GGML_QUANT_SIZES[Type[kind]][1])
+
+
+def answered(kind: str, blocks: np.ndarray) -> np.ndarray:
+    return right(kind, np.ascontiguousarray(blocks))
+
+
+def spoiled(kind: str, name: str, change: object) -> np.ndarray:
+    """Blocks decoded with other bytes in a field."""
+    blocks, (first, last) = blocks_of(kind).copy(), FIELDS[kind][name]
+    blocks[:, first:last] = change(blocks[:, first:last])
+    return answered(kind, blocks)
+
+
+def has(name: str) -> list[str]:
+    return [kind for kind in BLOCKS if name in FIELDS[kind]]
+
+
+def swapped(q: np.ndarray) -> np.ndarray:
+    return q << 4 | q >> 4
+
+
+def of_step(kind: str, step: int) -> np.ndarray:
+    """Blocks taken from every ``step`` bytes, as many as there are."""
+    data, size = blocks_of(kind).reshape(-1), gguf.GGML_QUANT_SIZES[Type[kind]][1]
+    count = (len(data) - size) // step + 1
+    found = np.zeros((len(blocks_of(kind)), size), np.uint8)
+    for i in range(min(count, len(found))):
+        found[i] = data[i * step : i * step + size]
+    return answered(kind, found)
+
+
+def part_zero(kind: str) -> np.ndarray:
+    """Only the first quarter of every block is written."""
+    size = gguf.GGML_QUANT_SIZES[Type[kind]][0]
+    values = right(kind).reshape(-1, size).copy()
+    values[:, size // 4 :] = 0
+    return values
+
+
+# layout error -> the types that can have it, what an engine then gives, words that must be in what is said
+ERRORS = {
+    "nibble order": (has("qs"), lambda k: spoiled(k, "qs", swapped), "nibbles"),
+    "high bits ignored": (has("qh"), lambda k: spoiled(k, "qh", np.zeros_like), "high bits"),
+    "high bits from the wrong byte": (has("qh"), lambda k: spoiled(k, "qh", lambda q: np.roll(q, len(q[0]) // 2, 1)),
+                                      "high bits"),
+    "signs ignored": (has("signs"), lambda k: spoiled(k, "signs", np.zeros_like), "sign"),
+    "scales' nibbles": (has("scales"), lambda k: spoiled(k, "scales", swapped), "scale"),
+    "scale's byte order": (has("d"), lambda k: spoiled(k, "d", lambda d: d[:, ::-1]), "scale"),
+    "sign of all": (BLOCKS, lambda k: -right(k), "sign"),
+    "a quarter not written": (BLOCKS, part_zero, "zero"),
+    "stride": (BLOCKS, lambda k: of_step(k, gguf.GGML_QUANT_SIZES[Type[k]][1] + 2), ""),
+    "next block's scale": (has("d"), lambda k: spoiled(k, "d", lambda d: np.roll(d, -1, 0)), ""),
+}  # fmt: skip
+
+
+CASES = [(error, kind) for error, (kinds, _, _) in ERRORS.items() for kind in kinds]
+
+
+@pytest.mark.parametrize(("error", "kind"), CASES)
+def test_a_layout_error_of_any_type_is_named(error, kind, weights):
+    _, change, words = ERRORS[error]
+    told = misreading(weights, kind, change(kind))
+    assert told is not None
+    assert words in told.says
+    assert kind in told.says
+
+
+@pytest.mark.parametrize(("kind", "other"), [("Q4_0", "IQ4_NL"), ("Q3_K", "IQ3_S"), ("F16", "BF16"), ("Q5_0", "Q5_1"),
+                                             ("Q4_0", "Q4_1"), ("IQ2_XXS", "TQ2_0"), ("Q4_K", "Q5_K")])  # fmt: skip
+def test_a_neighbouring_type_is_named(kind, other, weights):
+    if "16" in kind:
+        values = (vector_blocks(kind).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        data, size = vector_blocks(kind).reshape(-1), gguf.GGML_QUANT_SIZES[Type[other]][1]
+        count = len(blocks_of(kind))
+        data = np.concatenate([data, np.zeros(max(0, count * size - len(data)), np.uint8)])
+        values = right(other, data[: count * size].reshape(count, size))
+    told = misreading(weights, kind, values)
+    assert told is not None
+    assert told.says == f"reads {kind} as {other}"
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_right_values_and_noise_have_no_name(kind, weights):
+    noise = np.random.default_rng(1).standard_normal(right(kind).size).astype(np.float32)
+    assert misreading(weights, kind, noise) is None
+
+
+def test_a_strangers_file_is_judged(vectors, tmp_path):
+    answers = {kind: right(kind) for kind in ("Q4_0", "Q8_0", "Q6_K")}
+    answers["Q4_0"] = spoiled("Q4_0", "qs", swapped).reshape(16, -1)
+    answers["Q6_K"] = np.roll(answers["Q6_K"].reshape(-1), 1).reshape(16, -1)
+    save_file(answers, tmp_path / "mine.safetensors")
+    done = run("weights", vectors / FILE, tmp_path)
+    assert done.returncode == 1
+    assert "Q4_0: swaps the high and low nibbles of Q4_0" in done.stdout
+    assert "Q6_K: all values are 1 place later" in done.stdout
+    report = judge_weights(vectors / FILE, tmp_path)
+    assert [oddity.where for oddity in report.findings] == ["Q4_0", "Q6_K"]
+    assert any("23 of the file's 26 tensors are not in" in note for note in report.notes)
+
+
+def test_sixteen_bit_answers_are_right(vectors, tmp_path):
+    for kind in ("Q8_0", "MXFP4"):
+        np.save(tmp_path / f"{kind}.npy", right(kind).astype(np.float16))
+    assert judge_weights(vectors / FILE, tmp_path).findings == ()
+
+
+def test_wrong_sizes_are_told(vectors, tmp_path):
+    np.save(tmp_path / "Q8_0.npy", right("Q8_0")[:4])
+    report = judge_weights(vectors / FILE, tmp_path)
+    assert "Q8_0: 4096 values where the file has 16384" in report.summary
+
+
+def test_what_is_no_dump_is_refused(vectors, tmp_path):
+    np.save(tmp_path / "logits.npy", np.zeros(3, np.float32))
+    with pytest.raises(UserError, match="no array that is called like a tensor"):
+        judge_weights(vectors / FILE, tmp_path)
+    (tmp_path / "Q8_0.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(UserError, match="not a plain"):
+        judge_weights(vectors / FILE, tmp_path)
+
+
+def test_nothing_that_is_there_is_overwritten(vectors, tmp_path):
+    for place in (vectors, tmp_path / "no" / "where"):
+        done = run("vectors", place)
+        assert (done.returncode, done.stdout) == (2, "")
+    (tmp_path / "empty").mkdir()
+    done = run("vectors", tmp_path / "empty")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "26 types in" in done.stderr

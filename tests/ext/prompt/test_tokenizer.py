@@ -1,0 +1,341 @@
+"""The reference's tokenizer: expected ids of real vocabularies, llama.cpp's ids, and what each rule changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from functools import cache
+from time import perf_counter
+
+import gguf
+import pytest
+import vocabularies
+from llama_tokens import LlamaTokens
+from llamaref import ModelError, Weights
+from random_texts import RandomTexts
+
+from llamadiff.ext.prompt.tokenizer import PRE_TOKENIZERS, Rules, Tokenizer, as_original
+
+PRES = {id(pre): name for name, pre in reversed(PRE_TOKENIZERS.items()) if name != "whitespace"}  # one name of each
+
+
+QUICK = {"llama-spm", "phi-3", "gpt-2", "bert-bge"}  # all kinds of tokens that are not dear are in these
+
+
+def of_each_kind(names=vocabularies.NAMES):
+    """All vocabularies, a few of them in the quick tests."""
+    return [pytest.param(name, marks=[pytest.mark.quick] * (name in QUICK)) for name in names]
+
+
+def rows(*table):
+    """The rows of a table that begin with a vocabulary, those of few vocabularies in the quick tests."""
+    marked = [pytest.mark.quick]
+    return [pytest.param(*row, id=f"{row[0]}-{n}", marks=marked * (row[0] in QUICK)) for n, row in enumerate(table)]
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory):
+    """vocabulary("gpt-2"): the path of such a file."""
+    folder = vocabularies.folder(tmp_path_factory)
+    return lambda name: folder / f"ggml-vocab-{name}.gguf"
+
+
+@cache
+def tokenizer_of(path):
+    return Tokenizer(Weights(path).fields)
+
+
+def texts_for(tokenizer, count, seed=0):
+    tables = tokenizer.vocabulary
+    special = [text for text, kind in zip(tables.texts, tables.kinds, strict=True) if kind in {2, 3, 4}]
+    return [*RandomTexts(tables.texts, special, seed)(count)]
+
+
+def parting(tokenizer, path, texts, special=True):
+    """The texts of which llama.cpp makes other ids, with both."""
+    theirs = LlamaTokens(path).encoded(texts, special)
+    return [(text, ours, ids) for text, ids in zip(texts, theirs, strict=True)
+            if (ours := tokenizer.encode(text, special)) != ids]  # fmt: skip
+
+
+# -- real vocabularies -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", of_each_kind(vocabularies.WITH_TEXTS))
+def test_expected_ids(vocabulary, name):
+    tokenizer = tokenizer_of(vocabulary(name))
+    plain = tokenizer.with_rules(dataclasses.replace(tokenizer.rules, add_bos=False, add_eos=False))
+    texts = vocabularies.expected(vocabulary(name))
+    assert len(texts) >= 46
+    assert [(text, plain.encode(text, special=False)) for text, _ in texts] == texts
+
+
+@pytest.mark.parametrize("name", of_each_kind())
+def test_llama_cpp_agrees(vocabulary, name):
+    path = vocabulary(name)
+    tokenizer = tokenizer_of(path)
+    texts = texts_for(tokenizer, 2000)
+    assert parting(tokenizer, path, texts) == []
+    assert parting(tokenizer, path, texts[:500], special=False) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", vocabularies.NAMES)
+def test_llama_cpp_agrees_on_many_texts(vocabulary, name):
+    path = vocabulary(name)
+    tokenizer = tokenizer_of(path)
+    texts = texts_for(tokenizer, 100_000, seed=1)
+    start = perf_counter()
+    ids = [tokenizer.encode(text) for text in texts]
+    seconds = perf_counter() - start
+    print(f"{name}: {len(texts)} texts, {len(''.join(texts))} characters, {seconds:.1f} s")
+    theirs = LlamaTokens(path).encoded(texts)
+    assert [each for each in zip(texts, ids, theirs, strict=True) if each[1] != each[2]] == []
+
+
+@pytest.mark.parametrize("name", of_each_kind())
+def test_llama_cpp_gives_the_same_text_back(vocabulary, name):
+    tokenizer, llama = tokenizer_of(vocabulary(name)), LlamaTokens(vocabulary(name))
+    every = range(len(tokenizer.vocabulary))
+    ids = [tokenizer.encode(text) for text in texts_for(tokenizer, 400, seed=2)]
+    for special in (True, False):
+        assert [*tokenizer.pieces(every, special)] == llama.pieces(special)
+        assert [tokenizer.decode(each, special) for each in ids] == llama.decoded(ids, special)
+
+
+@pytest.mark.parametrize(
+    "pre", [pytest.param(pre, marks=[pytest.mark.quick] * (not n % 6)) for n, pre in enumerate(PRES.values())]
+)
+def test_llama_cpp_cuts_words_the_same(vocabulary, tmp_path, pre):
+    path = vocabularies.with_pre(vocabulary("gpt-2"), tmp_path / "pre.gguf", pre)
+    tokenizer = Tokenizer(Weights(path).fields)
+    assert parting(tokenizer, path, texts_for(tokenizer, 600, seed=3)) == []
+
+
+@pytest.mark.parametrize("pre", sorted({*PRES.values()} - {"superbpe"}))  # whose regex counts all digits at each
+@pytest.mark.quick
+def test_long_words_take_no_long_time(pre):
+    start = perf_counter()
+    for part in ("1", "A", "é", " ", "a ", "x\u0301", "漢", "'"):
+        PRE_TOKENIZERS[pre].words(part * 10_000)
+    assert perf_counter() - start < 2
+
+
+# -- where llama.cpp is not the tokenizer that the model was trained with ----------------------------------------------
+
+ORIGINAL = [  # a vocabulary, a text, the original's tokens, llama.cpp's
+    ("deepseek-llm", "\xa0\xa0\u3000", "Âł|Âł|ãĢĢ", "ÂłÂł|ãĢĢ"),
+    ("qwen2", "e\u0308", "Ã«", "e|Ì|Ī"),
+    ("qwen2", "</s>", "</|s|>", "</s>"),
+    ("command-r", "a\u0308", "Ã¤", "a|Ì|Ī"),
+    ("mpt", "a\u0308", "Ã¤", "a|Ì|Ī"),
+    ("bert-bge", "가", "▁ᄀ|ᅡ", "▁ᄀ"),
+    ("bert-bge", "का", "▁क|ा", "▁क"),
+    ("bert-bge", "a\vb", "▁ab", "▁a|▁b"),
+    ("bert-bge", "a▁b", "[UNK]", "▁a|▁b"),
+    ("bert-bge", "a" * 101, "[UNK]", None),
+    ("phi-3", "<|end|>\u3000a", "<|end|>|▁a", "<|end|>|▁|\u3000|a"),
+    ("llama-spm", b"\xe4ab".decode("utf-8", "surrogateescape"), "▁|\ufffd|ab", "▁|<0xE4>|<0x61>|<0x62>"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "right", "theirs"), rows(*ORIGINAL))
+def test_the_original_is_known_where_llama_cpp_differs(vocabulary, name, text, right, theirs):
+    own = tokenizer_of(vocabulary(name))
+    own = own.with_rules(dataclasses.replace(own.rules, add_bos=False, add_eos=False))
+    shown = lambda ids: "|".join(own.vocabulary.texts[i] for i in ids)  # noqa: E731
+    ids = LlamaTokens(vocabulary(name)).encoded([text], add=False)[0]
+    assert shown(own.with_rules(as_original(own.rules)).encode(text)) == right != shown(ids)
+    assert theirs is None or shown(ids) == theirs == shown(own.encode(text))
+
+
+WORDS = [  # a pre-tokenizer, a text, the original's words, llama.cpp's
+    ("youtu", "сХ", "с|Х", "сХ"),
+    ("gpt-4o", "сХ", "с|Х", "сХ"),
+    ("gpt-4o", "ab\u0301c", "ab\u0301c", "ab|\u0301c"),
+    ("tekken", "a\ufe0f", "a\ufe0f", "a|\ufe0f"),
+    ("granite-embed-multi-97m", "сХ", "с|Х", "сХ"),
+    ("kimi-k2", "éA", "é|A", "éA"),
+    ("tiny_aya", "a  1", "a|  |1", "a| | |1"),
+    ("afmoe", "a  1", "a|  |1", "a| | |1"),
+    ("deepseek-coder", "\u2029Y", "\u2029|Y", "\u2029Y"),
+    ("llama-bpe", "'\u017fa", "'\u017f|a", "'\u017fa"),
+]
+
+
+@pytest.mark.parametrize(("pre", "text", "right", "theirs"), WORDS)
+@pytest.mark.quick
+def test_words_of_the_original(pre, text, right, theirs):
+    words = PRE_TOKENIZERS[pre].words
+    assert ("|".join(words(text, original=True)), "|".join(words(text))) == (right, theirs)
+
+
+# -- each rule changes something ---------------------------------------------------------------------------------------
+
+MISTAKES = [  # a vocabulary, a rule, a text that shows it
+    ("llama-spm", {"add_bos": False}, "a"),
+    ("llama-spm", {"add_eos": True}, "a"),
+    ("llama-spm", {"bos_twice": True}, "a"),
+    ("llama-spm", {"parse_special": False}, "</s>"),
+    ("llama-spm", {"add_space_prefix": False}, "a"),
+    ("phi-3", {"prefixed": "start"}, "<s>a"),
+    ("phi-3", {"prefixed": "first"}, "a<s>a"),
+    ("llama-bpe", {"patterns": (r"\p{L}",)}, "ab"),
+    ("llama-spm", {"longest_match": True}, "aaa"),
+    ("llama-bpe", {"longest_match": True}, "aaab"),
+    ("llama-spm", {"overlooked": frozenset({1})}, "<s>"),
+    ("llama-spm", {"escape_spaces": False}, "a b"),
+    ("llama-spm", {"byte_fallback": False}, "\x01"),
+    ("llama-spm", {"normalization": "NFC"}, "e\u0301"),
+    ("llama-spm", {"normalization": "NFKC"}, "ﬁ"),
+    ("llama-spm", {"merge_by": "length"}, "invalidating"),
+    ("llama-spm", {"merge_by": "id"}, " \xa0"),
+    ("llama-spm", {"invalid": "each"}, "\udcff"),
+    ("llama-spm", {"invalid": "drop"}, "\udcff"),
+    ("gpt-2", {"invalid": "part"}, "\udce4\udcb8"),
+    ("llama-spm", {"offset": 1}, "a"),
+    ("llama-bpe", {"ignore_merges": False}, "64455iyordu\xa0"),
+    ("llama-bpe", {"pre": "gpt-2"}, "1234"),
+    ("llama-bpe", {"merge_by": "length"}, "'LL"),
+    ("llama-bpe", {"byte_level": False}, "é"),
+    ("llama-bpe", {"special_first": False}, "<|eot_id|>"),
+    ("llama-bpe", {"lowercase": True}, "A"),
+    ("llama-spm", {"lowercase": True}, "A"),
+    ("nomic-bert-moe", {"lowercase": True}, "A"),
+    ("llama-bpe", {"strip_left": frozenset({128009})}, "a <|eot_id|>"),
+    ("llama-bpe", {"bos": 128009}, ""),
+    ("qwen2", {"retyped": False}, "</s>"),
+    ("phi-3", {"strip_right": frozenset()}, "<|end|>\n"),
+    ("phi-3", {"strip_unicode": True}, "<|end|>\u3000"),
+    ("nomic-bert-moe", {"remove_extra_whitespaces": False}, "a  b"),
+    ("nomic-bert-moe", {"treat_whitespace_as_suffix": True, "remove_extra_whitespaces": False}, "a"),
+    ("nomic-bert-moe", {"unknown": 4}, "\u0f4b"),
+    ("bert-bge", {"lowercase": False}, "A"),
+    ("bert-bge", {"accents": "keep"}, "é"),
+    ("bert-bge", {"accents": "strip"}, "가"),
+    ("bert-bge", {"longest_word": 3}, "word"),
+    ("bert-bge", {"own_marks": True}, "a▁b"),
+    ("bert-bge", {"controls_first": True}, "a\vb"),
+]
+SHOWN_ELSEWHERE = {"kind", "original_words", "eos", "special_search", "equal_tokens", "clean_spaces"}
+
+
+@pytest.mark.parametrize(("name", "mistake", "text"), rows(*MISTAKES))
+def test_a_mistake_shows(vocabulary, name, mistake, text):
+    tokenizer = tokenizer_of(vocabulary(name))
+    mistaken = tokenizer.with_rules(dataclasses.replace(tokenizer.rules, **mistake))
+    assert mistaken.encode(text) != tokenizer.encode(text)
+
+
+def test_every_rule_is_shown():
+    shown = {rule for _, mistake, _ in MISTAKES for rule in mistake} | SHOWN_ELSEWHERE
+    assert shown == {field.name for field in dataclasses.fields(Rules)}
+
+
+# -- small vocabularies ------------------------------------------------------------------------------------------------
+
+
+def fields_of(model, tokens, kinds=None, **more):
+    kinds = kinds or [1] * len(tokens)
+    named = {"model": model, "tokens": tokens, "token_type": kinds, **more}
+    return {f"tokenizer.ggml.{key}": value for key, value in named.items()}
+
+
+def written(path, fields):
+    """A file of nothing but a vocabulary."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in fields.items():
+        put = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
+        put[type(value)](key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def test_overlapping_special_tokens_are_found_from_the_left_or_by_length():
+    fields = fields_of("gpt2", [*"abcd", "ab", "bcd"], [1] * 4 + [4] * 2, merges=[], bos_token_id=0, eos_token_id=0)
+    own = Tokenizer(fields)
+    assert own.encode("abcd") == [0, 5]
+    assert own.with_rules(as_original(own.rules)).encode("abcd") == [4, 2, 3]
+
+
+def test_the_last_of_equal_tokens_is_meant_unless_the_rules_say_otherwise():
+    own = Tokenizer(fields_of("gpt2", ["a", "b", "a"], merges=[]))
+    assert (own.encode("a"), own.with_rules(dataclasses.replace(own.rules, equal_tokens="first")).encode("a")) == (
+        [2],
+        [0],
+    )
+
+
+def test_decoded_text_loses_spaces_where_the_rules_say_so():
+    own = Tokenizer(fields_of("bert", ["▁it", "▁'", "▁s", "▁.", "▁a"], unknown_token_id=0))
+    assert own.decode([4, 0, 3]) == b" a it."
+    assert own.with_rules(dataclasses.replace(own.rules, clean_spaces=False)).decode([4, 0, 3]) == b" a it ."
+
+
+RWKV = [
+    "<s>",
+    *(f"\\x{byte:02x}" for byte in range(128, 256)),
+    *map(chr, range(32, 91)),
+    "\\n",
+    "\\t",
+    "AB",
+    "ABC",
+    "CD",
+    "\\xe4\\xb8",
+]
+
+
+def test_rwkv_agrees_with_llama_cpp(tmp_path):
+    path = written(tmp_path / "rwkv.gguf", fields_of("rwkv", RWKV, [3] + [1] * (len(RWKV) - 1), unknown_token_id=0))
+    own, llama = Tokenizer(Weights(path).fields), LlamaTokens(path)
+    texts = ["ABCD", "ABAB\n\tCD", "一AB", "<s>A", "é 漢", "\udcff", ""]
+    ids = llama.encoded(texts)
+    assert [own.encode(text) for text in texts] == ids
+    assert [own.decode(each) for each in ids] == llama.decoded(ids)
+
+
+def test_white_space_may_be_no_word(tmp_path):
+    fields = fields_of("whitespace", [*"abé", "ab"], merges=["a b"], pre="whitespace", bos_token_id=0, eos_token_id=0)
+    path = written(tmp_path / "whitespace.gguf", fields)
+    own = Tokenizer(Weights(path).fields)
+    texts = ["ab ab\u3000é\n", "a b", "  "]
+    assert [own.encode(text) for text in texts] == LlamaTokens(path).encoded(texts)
+
+
+INVALID = (b"\xff", b"a\xe4\xb8b", b"\xe4ab", b"\xf0\x9f\x98", b"\x80", b"a\xc3", b"\xc3\xa9\xff")
+
+
+@pytest.mark.parametrize("name", of_each_kind(["gpt-2", "qwen2", "bert-bge", "nomic-bert-moe", "llama-spm"]))
+def test_invalid_utf8(vocabulary, name):
+    texts = [data.decode("utf-8", "surrogateescape") for data in INVALID]
+    assert parting(tokenizer_of(vocabulary(name)), vocabulary(name), texts) == []
+
+
+def test_surrogates_are_bytes(vocabulary):
+    own = tokenizer_of(vocabulary("llama-spm"))
+    assert own.encode("\udcc3\udca9") == own.encode("é")
+    assert own.decode(own.encode("\ud800"))[-3:] == b"\xed\xa0\x80"
+
+
+WRONG = [
+    (fields_of("plamo2", ["a"]), "tokenizer.ggml.model = 'plamo2': the tokenizers that can be run are bert, "),
+    (
+        fields_of("gpt2", ["a"], pre="gpt2"),
+        "tokenizer.ggml.pre = 'gpt2': no such pre-tokenizer is known; the nearest is gpt-2",
+    ),
+    (fields_of("llama", []), "metadata key tokenizer.ggml.tokens is missing"),
+    (fields_of("llama", ["a", "b"], [1]), "tokenizer.ggml.token_type has 1 values for 2 tokens"),
+    (
+        fields_of("t5", ["a"], precompiled_charsmap=[9, 0, 0, 0, 1]),
+        "tokenizer.ggml.precompiled_charsmap: a trie of 9 bytes in 5",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), WRONG)
+@pytest.mark.quick
+def test_what_is_not_known_is_said(fields, words):
+    with pytest.raises(ModelError, match=re.escape(words)):
+        Tokenizer(fields)

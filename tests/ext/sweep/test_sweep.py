@@ -1,0 +1,342 @@
+"""Many cases: every one is judged once, whatever is killed meanwhile, here and on a Dask cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from command import run as command
+from optional import needs
+from places import ROOT
+
+import llamadiff
+from llamadiff.ext.sweep.case import SweepRow, run_case
+from llamadiff.ext.sweep.page import line_of, print_sweep, sweep_to_markdown
+from llamadiff.ext.sweep.plan import SweepCase, read_plan
+from llamadiff.ext.sweep.run import Sweep
+from llamadiff.report.terminal.report import make_console
+from llamadiff.system.errors import UserError
+from llamadiff.verbs.workers import Died, surviving
+
+SHIPPED = Path(llamadiff.__file__).parent / "shipped"
+MODEL = SHIPPED / "tiny.F16.gguf"
+PROMPTS = ("Once upon a time", "The little fox", "A storm came", "Her name was Lily", "One day", "The frog", "He had")
+ENOUGH = 300.0  # seconds that a sweep may take on a busy machine
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "reference")])}
+
+
+def plan(folder: Path, **changed: object) -> Path:
+    """A sweep's file."""
+    path = folder / "sweep.toml"
+    given = {"models": [str(MODEL)], "prompts": list(PROMPTS), **changed}
+    path.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in given.items()), encoding="utf-8")
+    return path
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_toml(each)}' for key, each in value.items())} }}"
+    return str(value).lower() if isinstance(value, (bool, int, float)) else f'"{value}"'
+
+
+def rows_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.parquet"))
+
+
+def started(*words: object) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-m", "llamadiff", "sweep", *map(str, words)]
+    return subprocess.Popen(
+        arguments,
+        env=ENVIRONMENT,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def wait_for(condition: object, running: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + ENOUGH
+    while not condition():  # type: ignore[operator]
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def each_once(folder: Path) -> None:
+    """Every case has its row, and one."""
+    import pyarrow.parquet as pq
+
+    found = [pq.ParquetFile(path).read().to_pylist() for path in rows_of(folder)]
+    assert all(len(rows) == 1 for rows in found)
+    assert sorted(rows[0]["prompt"] for rows in found) == sorted(PROMPTS)
+    assert {rows[0]["verdict"] for rows in found} == {"match"}
+    assert not list(folder.glob("*.part"))
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_every_combination(tmp_path):
+    path = plan(tmp_path, candidates=["", "llama.cpp:kv=f16"], settings=[{}, {"kv_type": "f16"}, {"n_predict": 2}])
+    cases = read_plan(path)
+    assert len(cases) == len(PROMPTS) * 2 * 3
+    assert len({case.key for case in cases}) == len(cases)
+    assert {case.n_predict for case in cases} == {0, 2}
+    assert [case.key for case in cases] == [case.key for case in read_plan(path)]
+
+
+def test_the_same_case_twice_is_one(tmp_path):
+    assert len(read_plan(plan(tmp_path, prompts=["a", "a", "b"]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"modles": ["a"]}, "modles is no key of a sweep"),
+        ({"models": []}, "has no models"),
+        ({"prompts": "Once"}, "expected a list"),
+        ({"prompts": [1]}, "expected text"),
+        ({"models": ["none.gguf"]}, "no such model file"),
+        ({"candidates": ["none.gguf"]}, "no such model file"),
+        ({"settings": [{"flash": True}]}, "settings 1: flash=on: expected KEY=VALUE, with a key of kv"),
+        ({"settings": [{"flash_attn": 1}]}, "settings 1: flash_attn=1: expected on or off"),
+        ({"settings": [{"kv_type": "q9"}]}, "expected one of f32"),
+        ({"n_predict": "four"}, "expected a number"),
+        ({"chat": 1}, "expected true or false"),
+    ],
+)
+def test_a_plan_that_is_none_is_a_line(changed, says, tmp_path):
+    with pytest.raises(UserError, match=says):
+        read_plan(plan(tmp_path, **changed))
+
+
+def test_a_plan_that_is_no_toml_is_a_line(tmp_path):
+    (tmp_path / "s.toml").write_text("models = [", encoding="utf-8")
+    with pytest.raises(UserError, match="not TOML"):
+        read_plan(tmp_path / "s.toml")
+
+
+# -- a case ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_case_is_a_row_whatever_becomes_of_it(tmp_path):
+    assert run_case(SweepCase(str(MODEL), "Once")).verdict == "match"
+    refused = run_case(SweepCase(str(MODEL), "Once", settings={"device": "no-such-device"}))
+    assert refused.verdict == "unchecked"
+    assert "device" in refused.refused
+    two_files = run_case(SweepCase(str(MODEL), "Once upon a time", str(SHIPPED / "tiny.Q4_K_M.gguf")))
+    assert two_files.loss > 0
+    assert two_files.headline.startswith("Q4_K_M costs KL")
+
+
+# -- processes that die ------------------------------------------------------------------------------------------------
+
+
+def dies_once(given: tuple[int, str]) -> int:
+    number, marks = given
+    mark = Path(marks) / str(number)
+    if number % 2 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def dies_always(number: int) -> int:
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_what_a_process_died_of_is_tried_again(tmp_path):
+    things = [(number, str(tmp_path)) for number in range(6)]
+    assert dict(surviving(dies_once, things, 2)) == {thing: thing[0] ** 2 for thing in things}
+
+
+def test_what_every_process_dies_of_is_told_and_the_others_go_on():
+    assert dict(surviving(dies_always, range(5), 2)) == {0: 0, 1: 1, 2: Died(3), 3: 3, 4: 4}
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@needs("pyarrow")
+def test_a_sweep_is_summed_up_and_not_done_twice(tmp_path):
+    path = plan(tmp_path, prompts=["Once", "The fox"], settings=[{}, {"device": "none"}])
+    out, page = tmp_path / "rows", tmp_path / "page.md"
+    first = command("sweep", path, "--out", out, "--jobs", "2", "-o", f"markdown:{page}")
+    assert first.returncode == 2
+    assert len(rows_of(out)) == 4
+    assert first.stderr.count("/4  ") == 4
+    assert "2 of 4 cases are right" in first.stdout
+    assert "**Not right**" in page.read_text("utf-8")
+    again = command("sweep", path, "--out", out)
+    assert again.stderr == ""
+    assert "4 of them were there before" in " ".join(again.stdout.split())
+
+
+@needs("pyarrow")
+def test_a_row_that_is_none_is_a_line(tmp_path):
+    path = plan(tmp_path, prompts=["Once"])
+    out = tmp_path / "rows"
+    out.mkdir()
+    (out / f"{read_plan(path)[0].key}.parquet").write_bytes(b"PAR1 and no more")
+    found = command("sweep", path, "--out", out)
+    assert (found.returncode, found.stderr.count("\n")) == (2, 1)
+    assert "is not a row of this sweep; remove it" in found.stderr
+
+
+@needs("pyarrow")
+def test_a_row_comes_back_as_it_was_stored(tmp_path):
+    from llamadiff.ext.sweep.store import Store
+
+    case = SweepCase(str(MODEL), "Once")
+    row = SweepRow(case.key, case.model, case.prompt, "", "", 0, "match", kl=0.5, worst=1e-13, same_first=True,
+                   loss=0.25, seconds=1.5, worker="here:1", headline="all is right")  # fmt: skip
+    store = Store(tmp_path)
+    store.add(row)
+    assert store.done([case.key, "another"]) == [row]
+
+
+def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
+    from llamadiff.ext.sweep import store
+
+    monkeypatch.setattr(store, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install 'llamadiff\\[sweep\\]'"):
+        store.Store(tmp_path)
+
+
+@needs("pyarrow")
+def test_a_sweep_that_was_killed_goes_on_where_it_was(tmp_path):
+    path, out = plan(tmp_path), tmp_path / "rows"
+    running = started(path, "--out", out, "--jobs", "2")
+    wait_for(lambda: len(rows_of(out)) >= 2, running)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate(timeout=ENOUGH)
+    before = {row: row.stat().st_mtime_ns for row in rows_of(out)}
+    assert 2 <= len(before) < len(PROMPTS)
+    again = started(path, "--out", out, "--jobs", "2")
+    said, _ = again.communicate(timeout=ENOUGH)
+    assert again.returncode == 0
+    assert f"{len(before)} of them were there before" in " ".join(said.split())
+    assert {row: row.stat().st_mtime_ns for row in before} == before
+    each_once(out)
+
+
+@needs("pyarrow")
+def test_a_worker_that_is_killed_loses_nothing(tmp_path):
+    path, out = plan(tmp_path), tmp_path / "rows"
+    running = started(path, "--out", out, "--jobs", "2")
+    wait_for(lambda: rows_of(out), running)
+    workers = [
+        int(child) for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text("utf-8").split()
+    ]
+    workers = [child for child in workers if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text("utf-8")]
+    os.kill(workers[0], signal.SIGKILL)
+    said, trouble = running.communicate(timeout=ENOUGH)
+    assert running.returncode == 0, said + trouble
+    each_once(out)
+
+
+def rows(verdict: str, count: int, **more: object) -> list[SweepRow]:
+    return [
+        SweepRow(str(at), "/m/a.gguf", f"prompt {at}", "", "kv_type=f16", 0, verdict, **more) for at in range(count)
+    ]  # type: ignore[arg-type]
+
+
+def test_the_summary_has_a_line_for_each_way_and_one_for_each_reason(capsys):
+    found = Sweep(Path("out"), (*rows("match", 3, worst=1e-13), *rows("unchecked", 4, refused="/m/a.gguf: no such")), 2)
+    print_sweep(found, make_console(width=100))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["a.gguf", "llama.cpp", "kv_type=f16", "7", "3", "0", "4", "1.0e-13", "0.0"]
+    assert sum("no such" in line for line in lines) == 1
+    assert any('"prompt 0" and 3 more cases' in line for line in lines)
+    page = sweep_to_markdown(found)
+    assert page.startswith("### UNCHECKED: 3 of 7 cases are right, 2 of them were there before")
+    assert page.count("no such") == 1
+    assert line_of(found.rows[0], 1, 7).startswith("1/7  MATCH     a.gguf llama.cpp kv_type=f16  0.0 s")
+
+
+# -- a cluster ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler and two workers, each a process of its own that nobody starts again."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"tcp://127.0.0.1:{port}"
+    words = {"scheduler": ["--host", "127.0.0.1", "--port", str(port)],
+             "worker": [address, "--no-nanny", "--nthreads", "1", "--local-directory", str(folder)]}  # fmt: skip
+    processes = []
+    with (folder / "log").open("wb") as log:
+        for name in ("scheduler", "worker", "worker"):
+            script = [sys.executable, "-m", f"distributed.cli.dask_{name}", "--no-dashboard", *words[name]]
+            processes.append(subprocess.Popen(script, env=ENVIRONMENT, stdout=log, stderr=log))
+        try:
+            yield address, processes[1:]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def wait_for_workers(address: str, count: int) -> None:
+    from distributed import Client
+
+    with Client(address, timeout=ENOUGH, set_as_default=False) as client:
+        client.wait_for_workers(count, timeout=ENOUGH)
+
+
+@needs("distributed", "pyarrow")
+def test_on_a_cluster_of_which_a_worker_is_killed_nothing_is_lost_or_counted_twice(tmp_path):
+    path, out = plan(tmp_path), tmp_path / "rows"
+    with cluster(tmp_path) as (address, workers):
+        wait_for_workers(address, 2)
+        running = started(path, "--out", out, "--scheduler", address)
+        wait_for(lambda: len(rows_of(out)) >= 2, running)
+        workers[0].kill()
+        said, trouble = running.communicate(timeout=ENOUGH)
+        assert running.returncode == 0, said + trouble
+        each_once(out)
+
+
+@pytest.mark.slow
+@needs("distributed", "pyarrow")
+def test_a_sweep_on_a_cluster_that_was_killed_goes_on(tmp_path):
+    path, out = plan(tmp_path), tmp_path / "rows"
+    with cluster(tmp_path) as (address, _):
+        wait_for_workers(address, 2)
+        running = started(path, "--out", out, "--scheduler", address)
+        wait_for(lambda: rows_of(out), running)
+        os.killpg(running.pid, signal.SIGKILL)
+        running.communicate(timeout=ENOUGH)
+        kept = len(rows_of(out))
+        again = started(path, "--out", out, "--scheduler", address)
+        said, trouble = again.communicate(timeout=ENOUGH)
+        assert again.returncode == 0, said + trouble
+        assert f"{kept} of them were there before" in " ".join(said.split())
+        each_once(out)
+
+
+@needs("distributed", "pyarrow")
+def test_a_scheduler_that_does_not_answer_is_a_line(tmp_path, monkeypatch):
+    from llamadiff.ext.sweep import cluster as clusters
+
+    monkeypatch.setattr(clusters, "PATIENCE", 1.0)
+    with pytest.raises(UserError, match="no Dask scheduler answers there"), clusters.connected("tcp://127.0.0.1:9"):
+        pass
+    with pytest.raises(UserError, match="no Dask scheduler answers there"), clusters.connected("nonsense://x"):
+        pass
