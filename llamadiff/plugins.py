@@ -17,20 +17,37 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from llamaref.config import Rope
+    from numpy.typing import NDArray
+
+    from llamadiff.candidates.name_map import Map
     from llamadiff.candidates.opening import Candidate
+    from llamadiff.candidates.pieces import Piece, Unread
     from llamadiff.cli.command import Command
-    from llamadiff.engines.model_file import Runnable
+    from llamadiff.engines.model_file import ModelFile, Runnable
     from llamadiff.engines.run_spec import How
+    from llamadiff.ggml.check import NodeArithmetics
+    from llamadiff.ggml.op import Op
+    from llamadiff.judge.compared import Compared
+    from llamadiff.judge.fact import Fact
+    from llamadiff.judge.lanes import Lane, Source
     from llamadiff.judge.study import Bench, Look, Study
     from llamadiff.llamacpp.passes import PassCheck
+    from llamadiff.numerics.summing import SumsInHalf
     from llamadiff.report.formats import Format
     from llamadiff.report.tables import Table
     from llamadiff.result.comparison import Comparison
     from llamadiff.result.diagnosis import Diagnosis
     from llamadiff.result.oddity import CheckpointTokenizer
     from llamadiff.system.progress import Progress
+    from llamadiff.system.started import Process
     from llamadiff.verbs.by_original import Original
     from llamadiff.verbs.verbs import Compare
+
+    Array = NDArray[Any]
+    Compute = Callable[[Op], Array]
+    Decoder = Callable[[str], Callable[[Array], Array]]  # a weight's, by its name
+    StartElsewhere = Callable[..., Process]
 
 
 class Slice:
@@ -59,6 +76,38 @@ class Slice:
 
     def tokenizer(self, folder: Path) -> CheckpointTokenizer | None:
         """The tokenizer of a checkpoint's folder, to be compared with a file's."""
+        return None
+
+    def sums_in_half(self) -> SumsInHalf | None:
+        """What follows sums that are kept in float16 (``numerics/summing.py``)."""
+        return None
+
+    def node_arithmetics(self, compute: Compute, decoder: Decoder, on_device: bool) -> NodeArithmetics | None:
+        """In which arithmetics nodes of a run are computed again (``ggml/check.py``)."""
+        return None
+
+    def runner(self) -> StartElsewhere | None:
+        """What starts llama.cpp's process by a runner's words."""
+        return None
+
+    def ops(self) -> Sequence[str]:
+        """Modules of ops of ggml that are not in ``ggml/ops``."""
+        return ()
+
+    def found_map(
+        self, pieces: Sequence[Piece | Unread], model: Runnable, tokens: tuple[int, ...]
+    ) -> tuple[Map, list[str]] | None:
+        """The map of a candidate's names that their values show, and its lines."""
+        return None
+
+    def weight_check(self) -> Callable[[ModelFile, str, Array], str | None] | None:
+        """What says in words what is wrong with a dumped weight."""
+        return None
+
+    def facts(
+        self, seen: Compared, source: Source, lane: Lane, limit: float, rope: Rope | None, dim: int | None
+    ) -> tuple[Fact, ...] | None:
+        """What the errors of a source's tap look like against what a lane computed (``judge/measuring.py``)."""
         return None
 
     def looks(self) -> Sequence[Look]:

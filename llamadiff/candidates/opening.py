@@ -32,7 +32,7 @@ from llamadiff.trace.reader import Trace
 Candidate: TypeAlias = Trace | str | Path | Callable[..., Any]  # a trace, what --candidate takes, or a function
 
 # Modules; the first that ``matches`` takes a --candidate, those of slices before these.
-KINDS = tuple(f"llamadiff.candidates.{kind}" for kind in ("gguf_file", "command", "dump", "log", "trace_file"))
+KINDS = tuple(f"llamadiff.candidates.{kind}" for kind in ("gguf_file", "command", "dump", "trace_file"))
 
 
 def open_candidate(candidate: Candidate) -> Opened:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff import plugins
 from llamadiff.candidates import name_map
-from llamadiff.candidates.by_value import found_map
 from llamadiff.candidates.foreign import advice_on_names
 from llamadiff.candidates.pieces import Piece, Unread, placed
 from llamadiff.engines.model_file import Runnable
@@ -92,7 +92,10 @@ def assemble(
     extras: list[Piece | Unread] = []
     pieces, mapping = list(pieces), context.mapping
     if mapping is name_map.AUTO:
-        mapping, lines = found_map(pieces, context.model, run)
+        found_map = plugins.first(lambda each: each.found_map(pieces, context.model, run))
+        if found_map is None:
+            raise UserError("--map auto: the slice that finds names by values is missing; give a TOML file")
+        mapping, lines = found_map
         producer = {**producer, FOUND_MAP: lines}
     names = name_map.Names(mapping, context.model)
     for unopened in pieces:

@@ -11,7 +11,7 @@ import typer
 
 from llamadiff.cli import listings
 from llamadiff.cli.command import JUDGE, LEARN, Command
-from llamadiff.cli.inputs import Asked, prompt_or_trace, rules_of, settings_of, token_ids, two_traces
+from llamadiff.cli.inputs import Asked, prompt_or_trace, rules_of, token_ids, two_traces
 from llamadiff.cli.options import (
     Annotate,
     Candidate,
@@ -45,8 +45,7 @@ from llamadiff.cli.options import (
     Update,
     finish,
 )
-from llamadiff.cli.reports import Reports, with_files, with_reports, with_reports_of_several
-from llamadiff.report.formats import OF_OPS
+from llamadiff.cli.reports import Reports, with_reports, with_reports_of_several
 from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import make_room
@@ -223,23 +222,6 @@ def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, r
     finish(verdict_of(found), "wrong")
 
 
-def replay(
-    paths: Annotated[list[Path], typer.Argument(help="Ops that backend --keep saved.", metavar="OP...")],
-    llama_cpp: LlamaCpp = None,
-    *,
-    reports: Reports,
-) -> None:
-    """Run saved ops again through ggml's own API, on any build and device, and say how far off they are."""
-    from llamadiff.report.op_runs import line_of
-    from llamadiff.result.comparison import verdict_of
-    from llamadiff.verbs.one_op import run_ops
-
-    refuse_collisions([("the op", path) for path in paths], reports.named)
-    found = run_ops(paths, settings_of(llama_cpp))
-    reports.write(found, lambda runs: typer.echo("\n".join(map(line_of, runs))))
-    finish(verdict_of(found))
-
-
 def demo() -> None:
     """Compare the shipped model, right and then with a bug in it."""
     from llamadiff.report.terminal.report import say
@@ -292,11 +274,6 @@ COMMANDS = (
         JUDGE,
         with_reports(backend),
         ('llamadiff backend model.gguf "Once" --n-predict 4 --llama-cpp flash_attn=on --keep wrong-ops',),
-    ),
-    Command(
-        JUDGE,
-        with_files(replay, OF_OPS),
-        ("llamadiff replay wrong-ops/*.safetensors --llama-cpp ../llama.cpp",),
     ),
     Command(
         JUDGE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -121,6 +121,29 @@ def replay(n: Op, found: Array, compute: Callable[[Op], Array] | None = None, en
                 return best
         assert best is not None
         return replace(best, rounding=unfollowed(n))
+
+
+class NodeArithmetics(Protocol):
+    """In which arithmetics nodes are computed again."""
+
+    def replayed(self, n: Op, found: Array, enough: float) -> Recomputed | None:
+        """The first that is within ``enough`` of what was found, or the best; None for an unknown op."""
+
+    def settled(self, checks: Sequence[NodeCheck]) -> list[NodeCheck]:
+        """What could only be estimated, by what all nodes of a run show."""
+
+
+@dataclass(frozen=True)
+class PlainArithmetics:
+    """Those that ggml has on most CPUs; ``compute`` stands in for ops' functions."""
+
+    compute: Callable[[Op], Array]
+
+    def replayed(self, n: Op, found: Array, enough: float) -> Recomputed | None:
+        return replay(n, found, self.compute, enough)
+
+    def settled(self, checks: Sequence[NodeCheck]) -> list[NodeCheck]:
+        return list(checks)
 
 
 def distance(n: Op, values: Array, found: Array) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff import plugins
 from llamadiff.ggml import ops
 from llamadiff.ggml.stored import kept_as
 from llamadiff.numerics import metrics
@@ -196,8 +197,9 @@ def _between(n: Op) -> float:
 @cache
 def function_of(name: str) -> Function | None:
     """The function that computes an op; None if there is none."""
-    for family in iter_modules(ops.__path__):
-        import_module(f"{ops.__name__}.{family.name}")
+    own = (f"{ops.__name__}.{family.name}" for family in iter_modules(ops.__path__))
+    for family in (*own, *(name for names in plugins.each(lambda each: each.ops()) for name in names)):
+        import_module(family)
     return _OPS.get(name)
 
 

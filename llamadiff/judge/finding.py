@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from llamadiff.judge.fact import Fact
 from llamadiff.judge.measurement import TapMeasurement
-from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.judge.verdict import Reason
 from llamadiff.numerics import metrics
 from llamadiff.numerics.closeup import Closeup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llamadiff.judge.pattern.deviation import Fact
+from llamadiff.judge.fact import Fact
 
 # Allowances that a tap is held to, besides one for each policy: what shaken values show alone; and the ways in which
 # one arithmetic may be done, where nothing shows which.

@@ -11,9 +11,11 @@ import numpy as np
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
+from llamadiff import plugins
 from llamadiff.judge.allowance import WHOLE, Allowance, unseen
 from llamadiff.judge.by_sketch import Sketched
 from llamadiff.judge.compared import Compared, Errors
+from llamadiff.judge.fact import Fact
 from llamadiff.judge.finding import Finding, Tried
 from llamadiff.judge.finiteness import qualified
 from llamadiff.judge.fit import Fitted, count_distinct
@@ -29,8 +31,6 @@ from llamadiff.judge.measurement import (
     matches,
 )
 from llamadiff.judge.noise import SHAKEN, TapNoise
-from llamadiff.judge.pattern.described import described
-from llamadiff.judge.pattern.deviation import Fact
 from llamadiff.judge.sketching import drift_from, stats_of
 from llamadiff.judge.statistics import held
 from llamadiff.numerics import cpu, metrics, tolerances
@@ -296,7 +296,11 @@ class Judge:
         lane = found.fitted.typical(found.seen, source)
         dim = self.sizes.get("dim_v" if "dim_v" in tap.kind.axes[-1] else "dim")
         limit = max(found.bounds.match, limit)
-        return described(found.seen, source, lane, limit, rope=self._rope(tap), dim=dim)
+        rope = self._rope(tap)
+        facts: tuple[Fact, ...] | None = plugins.first(
+            lambda each: each.facts(found.seen, source, lane, limit, rope, dim)
+        )
+        return facts or ()
 
     def _label(self, source: Source, tap: taps.Tap, policy: str) -> str:
         """What a tap's operands were rounded to, in words."""

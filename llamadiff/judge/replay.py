@@ -10,8 +10,6 @@ In which lanes, and what need not be computed to be compared, is not said here: 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -27,13 +25,12 @@ from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.measuring import Judge
 from llamadiff.judge.sketches import Sketches
-from llamadiff.numerics import half_sums, metrics, tolerances
-from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, rounding_type, shaken
+from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, shaken
 from llamadiff.numerics.rounding_tap import RoundedOnce
+from llamadiff.numerics.summing import sums_in_half
 from llamadiff.numerics.transposes import advice
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
-from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
 # the ops in which a token's row depends on other tokens' rows
@@ -54,7 +51,9 @@ class Replay(RoundedOnce):
         self.judge, self.sources, self.keep = judge, judge.sources, keep
         self.present = {tap.name: tap for tap in model.taps}
         self.inputs, self.n_expert = model.inputs, model.sizes["expert"]
-        self.sketches, self.sums = Sketches(judge, model.products), ShownSums(judge)
+        in_half = sums_in_half()
+        self.sums = in_half.shown_sums(judge) if in_half is not None else None
+        self.sketches = Sketches(judge, model.products)
         self.findings: list[Finding] = []
         self.logits: Array | None = None
         self.carry(lanes)
@@ -162,7 +161,8 @@ class Replay(RoundedOnce):
         return product.compute() if known is None else known
 
     def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
-        self.sums.added(self.lanes, kind, y.shape[1:], self._kernel(kind, start, by_row), parts)
+        if self.sums is not None:
+            self.sums.added(self.lanes, kind, y.shape[1:], self.kernel("", kind, start, by_row), parts)
         return super().summed(y, kind, parts, start, by_row)
 
     def _sums_shown(self, tap: taps.Tap, x: Array, recorded: Mapping[str, Array]) -> frozenset[str]:
@@ -171,7 +171,7 @@ class Replay(RoundedOnce):
         for number, nmse in lost.items():
             lane = self.lanes[number]
             self.judge.lost[str(lane.source), tap.name, lane.policy] = nmse
-        return self.sums.shown(tap, x, self.lanes, recorded)
+        return self.sums.shown(tap, x, self.lanes, recorded) if self.sums is not None else frozenset()
 
     def product(self, y: Array) -> Array:
         """Shaken in the lanes of an engine that keeps its products in 16 bits, and its weights perhaps too.
@@ -203,48 +203,3 @@ def _has_rows(source: Source, name: str, wanted: Array | None) -> bool:
     """Whether a partial tap has all the rows that a partial tap after it needs."""
     rows = source.whole_rows(name)
     return rows is not None and wanted is not None and bool((rows | ~wanted).all())
-
-
-@dataclass(frozen=True)
-class _Added:
-    """A product of float16's numbers in a lane: its shape, and what it consists of."""
-
-    number: int
-    shape: tuple[int, ...]
-    kernel: half_sums.Kernel
-    parts: Matrices
-
-
-class ShownSums:
-    """Keeps the last product in mind until its tap is seen, which may show how it was added."""
-
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-        self._last: _Added | None = None
-
-    def added(
-        self, lanes: Sequence[Lane], kind: str, shape: tuple[int, ...], kernel: half_sums.Kernel, parts: Matrices
-    ) -> None:
-        """A product was added in float32."""
-        self._last, candidate = None, self._judge.sources.get("candidate")
-        if candidate is None or "sums" in candidate.stored:
-            return
-        for number, lane in enumerate(lanes):
-            if lane.source == candidate.name and rounding_type(lane.policy, kind, candidate.stored) == "F16":
-                self._last = _Added(number, shape, kernel, parts)
-
-    def shown(self, tap: Tap, x: Array, lanes: Sequence[Lane], recorded: Mapping[str, Array]) -> frozenset[str]:
-        """The ways in which the last product may have been added, if a tap, ``x`` [lane, ...], is that product, and was
-        not added as float32 is.
-        """
-        added, self._last = self._last, None
-        if added is None or not self._judge.sources["candidate"].is_whole(tap.name):
-            return frozenset()
-        found, rows = recorded["candidate"], half_sums.some(x.shape[1], half_sums.ROWS)
-        limit = tolerances.rule_for(self._judge.rules, tap.name, "MUL_MAT", "F16").match
-        own = (values for lane, values in zip(lanes, x, strict=True) if lane.source == "candidate")
-        if any(metrics.nmse(found[rows], values[rows], 0) <= limit for values in own):
-            return frozenset()
-        with suppress(ValueError, IndexError):  # the tap is not the product itself, but a part of it perhaps
-            return frozenset(added.kernel.shown(found.reshape(added.shape), added.parts(added.number)))
-        return frozenset()

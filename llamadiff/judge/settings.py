@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from llamadiff.numerics import cpu, half_sums
+from llamadiff.numerics import cpu
+from llamadiff.numerics.summing import sums_in_half
 from llamadiff.trace.reader import Trace
 
 
@@ -26,7 +26,8 @@ def kept(trace: Trace) -> dict[str, str]:
     settings = settings_of(trace)
     way, sums = settings.get("q8"), settings.get("sums") or cpu.sums_of(str(trace.info.producer.get("build", "")))
     eight_bits = {"q8": way} if way in (*cpu.Q8_WAYS[1:], cpu.UNKNOWN) else {}
-    sums = sums if sums in half_sums.WAYS else ""
+    in_half = sums_in_half()
+    sums = sums if in_half is not None and sums in in_half.ways else ""
     return stored_types(trace) | eight_bits | ({"sums": sums} if sums else {})
 
 
@@ -34,10 +35,3 @@ def settings_of(trace: Trace) -> dict[str, Any]:
     """What a trace's producer says of its settings."""
     settings = trace.info.producer.get("settings")
     return settings if isinstance(settings, dict) else {}
-
-
-def adding(trace: Trace, sums: str) -> Trace:
-    """A trace whose producer says that it keeps sums of float16's numbers in it, in one of half_sums.WAYS."""
-    producer = trace.info.producer
-    settings = {**settings_of(trace), "sums": sums}
-    return trace.under(replace(trace.info, producer={**producer, "settings": settings}))

@@ -15,8 +15,6 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How
 from llamadiff.judge.finding import Local
 from llamadiff.judge.run import Passes, run_passes
-from llamadiff.judge.settings import adding
-from llamadiff.judge.tap_verdicts import sums_shown
 from llamadiff.judge.verdict import WRONG, is_right
 from llamadiff.numerics.policies import JITTERS
 from llamadiff.numerics.rounding import Rounding
@@ -92,19 +90,10 @@ def understood(bench: Bench, candidate: Trace | None, passes: Passes) -> Study:
     """A candidate under the best assumption; ``passes`` were made under none, as the baseline's are."""
     study = Study(Assumed(candidate), passes)
     slices = (look for looks in plugins.each(lambda each: each.looks()) for look in looks)
-    for look in () if candidate is None or bench.model.by_graph else (_sums, *slices, _samples, _records):
+    for look in () if candidate is None or bench.model.by_graph else (*slices, _samples, _records):
         while (better := look(bench, study)) is not None:
             study = better
     return study
-
-
-def _sums(bench: Bench, study: Study) -> Study | None:
-    """Sums of float16's numbers in it, as some product shows."""
-    sums = "" if study.assumed.sums else sums_shown(study.passes.findings)
-    assumed = study.assumed
-    if not sums or assumed.trace is None:
-        return None
-    return bench.run(replace(assumed, sums=sums, trace=adding(assumed.trace, sums)))
 
 
 def _samples(bench: Bench, study: Study) -> Study | None:

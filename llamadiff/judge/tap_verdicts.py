@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
 from llamadiff.judge.measurement import TapMeasurement
 from llamadiff.judge.verdict import WRONG, Ruling, after_wrong_partial, of_tap
-from llamadiff.numerics import half_sums
 
 
 def judge_taps(findings: Sequence[Finding], sources: Mapping[str, Source]) -> list[Finding]:
@@ -56,9 +54,3 @@ def local_of(m: TapMeasurement, ruling: Ruling) -> Local:
         token=m.token, index=m.index, expected=m.expected, recorded=m.recorded, per_token=m.per_token,
         not_finite=m.not_finite, opened=m.opened, open_tokens=m.open_tokens,
     )  # fmt: skip
-
-
-def sums_shown(findings: Sequence[Finding]) -> str:
-    """The way to add float16's numbers in it that most of the candidate's taps allow, the likelier first; "": none."""
-    counts = Counter(way for finding in findings for way in finding.sums)
-    return max(counts, key=lambda way: (counts[way], -half_sums.WAYS.index(way)), default="")

@@ -18,6 +18,7 @@ from subprocess import PIPE
 from threading import Lock, Timer
 from typing import IO, Any
 
+from llamadiff import plugins
 from llamadiff.llamacpp.request import TOKENIZING, Request, Settings
 from llamadiff.system import python_child as process
 from llamadiff.system.errors import DiedError, NoRoomError, UnrunnableError, UserError
@@ -71,8 +72,9 @@ def _started(llama_cpp: str = "", runner: str = "") -> _Running:
     shared.flush()
     words, streams = (llama_cpp, str(shared.fileno()), word), {"stderr": log, **process.inherits(shared)}
     if runner:
-        from llamadiff.llamacpp.there import start_there
-
+        start_there = plugins.first(lambda each: each.runner())
+        if start_there is None:
+            raise UserError(f"runner={runner}: the slice that starts one is missing")
         return _Running(start_there(runner, *words, **streams), log, shared)
     command = process.command("llamadiff.llamacpp.child_main", *words)
     return _Running(start(command, kill, stdin=PIPE, stdout=PIPE, **streams), log, shared)
@@ -256,8 +258,6 @@ def death(code: int, request: Request, phase: str, log: str, runner: str = "") -
 
 def _unrun(refused: bool, runner: str, log: str) -> UserError:
     """A runner that ended before llama.cpp was ready, or an emulator that ``refused`` an instruction."""
-    from llamadiff.llamacpp.there import last_words
-
     said = last_words(log)
     if refused:
         return UnrunnableError(
@@ -312,3 +312,9 @@ def _with_log(message: str, log: str) -> str:
 def _without_folders(line: str) -> str:
     """A line of a C assertion with the source file's name alone: the folders are those of the build."""
     return re.sub(r"\S*/([\w.-]+\.(?:cpp|c|h):\d+)", r"\1", line)
+
+
+def last_words(log: str) -> str:
+    """What a runner, or what it runs, said last, for the end of a message; empty if it said nothing."""
+    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
+    return f" (it said: {lines[-1][:300]})" if lines else ""

@@ -16,8 +16,16 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
-from llamadiff.ggml.check import NO_FUNCTION, UNKNOWN_ROUNDING, NodeCheck, Recomputed, opened
-from llamadiff.ggml.device import DeviceArithmetics, replayed, settled
+from llamadiff import plugins
+from llamadiff.ggml.check import (
+    NO_FUNCTION,
+    UNKNOWN_ROUNDING,
+    NodeArithmetics,
+    NodeCheck,
+    PlainArithmetics,
+    Recomputed,
+    opened,
+)
 from llamadiff.ggml.op import Op, Operand, compute, function_of, rounds_to_eight_bits
 from llamadiff.ggml.repro import save
 from llamadiff.ggml.streamed import streamed
@@ -39,7 +47,11 @@ class NodeChecker:
 
     def __init__(self, weights: Weights, request: Request, q8: str) -> None:
         self.weights, self.request, self.q8 = weights, request, q8
-        self.device = DeviceArithmetics(self._computed, self._decoder) if request.settings.on_device else None
+        on_device = request.settings.on_device
+        of_slice: NodeArithmetics | None = plugins.first(
+            lambda each: each.node_arithmetics(self._computed, self._decoder, on_device)
+        )
+        self.arithmetics = of_slice or PlainArithmetics(self._computed)
         self._doubtful: dict[int, Path] = {}
         self.results: list[NodeCheck] = []
         self.step = 0
@@ -79,7 +91,7 @@ class NodeChecker:
         found = node.values()
         rule = tolerances.rule_for(tolerances.RULES, node.name, n.name, "*")
         try:
-            best = replayed(n, found, self._computed, rule.match, self.device)
+            best = self.arithmetics.replayed(n, found, rule.match)
         except Exception as error:  # operands of a kind that the function has not met: this node alone is not judged
             self._report(node, None, problem=f"{type(error).__name__}: {error}")
             return
@@ -105,7 +117,7 @@ class NodeChecker:
 
     def settle(self) -> None:
         """All nodes have run: what they show together decides on those that were estimated."""
-        self.results = settled(self.results)
+        self.results = self.arithmetics.settled(self.results)
         for number, path in self._doubtful.items():
             if self.results[number].rounding and not self.request.keep_all:
                 path.unlink()

@@ -116,12 +116,12 @@ class Request:
     trace itself holds the graph. ``patterns`` and ``layers`` (from, to before) are the user's words for the taps that
     are asked for; ``wanted`` are their names, where they are known before llama.cpp's graph is. ``files`` are the parts
     of a model that is split. ``bos`` is the text of the token that tokenizing adds, for a ``text`` that may begin with
-    it already. ``way``: how tokens go through the context. ``errand``: something else than a run (errands.py), about
-    ``texts``. ``other``: a second file of the same model, beside the first; ``window``: so many tokens of a text are
-    run at a time (0: all), and ``most`` windows at most (0: all).
+    it already. ``way``: how tokens go through the context. ``errand``: something else than a run, ``module:function``,
+    about ``texts``. ``other``: a second file of the same model, beside the first; ``window``: so many tokens of a text
+    are run at a time (0: all), and ``most`` windows at most (0: all).
     ``weights``: names of the file's tensors, whose values nobody wants to be told; ``alone``: nothing else needs a core
-    meanwhile; ``data``: bytes for an errand, in base64. ``pooled``: the text is
-    embedded, with the model's pooling. ``listener``: what tells of the inputs of passes (passes.py).
+    meanwhile; ``data``: bytes for an errand, in base64. ``pooled``: the text is embedded, with the model's pooling.
+    ``listener``: what tells of the inputs of passes (passes.py).
     """
 
     model: str

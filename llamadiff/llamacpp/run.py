@@ -24,9 +24,7 @@ def run(
     ready = loaded.taken_for(request) if loaded is not None else None
     feed = Feed(voice, hear, shared)
     if request.errand:
-        from llamadiff.llamacpp.errands import ERRANDS
-
-        (ERRANDS.get(request.errand) or named(request.errand))(library, request, voice, feed)
+        named(request.errand)(library, request, voice, feed)
         feed.tell()
         voice(done=True)
         return

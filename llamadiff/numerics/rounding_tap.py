@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,9 @@ from llamaref.sums import Matrices
 from numpy.typing import NDArray
 
 from llamadiff.numerics.angles import bf16_angles, ggml_angles
-from llamadiff.numerics.half_sums import Kernel
-from llamadiff.numerics.policies import CACHE_K, CACHE_V, NATIVE, ROUGH_ATTENTION, kept_rows, operands, sums_of
+from llamadiff.numerics.policies import NATIVE, ROUGH_ATTENTION, kept_rows, operands, sums_of
 from llamadiff.numerics.rounding import Rounding
+from llamadiff.numerics.summing import Kernel, sums_in_half
 
 Array = NDArray[Any]
 
@@ -68,17 +66,17 @@ class Carrier(Tap):
                  if (sums := sums_of(policy, kind, stored))}  # fmt: skip
         if not added:
             return y
-        y, kernel = self._widened(y), self._kernel(kind, start, by_row)
+        y = self._widened(y)
         for number, sums in added.items():
-            lost = replace(kernel, sums=sums).put(y[number], parts(number))
+            lost = self.kernel(sums, kind, start, by_row).put(y[number], parts(number))
             self.lost[number] = max(lost, self.lost.get(number, 0.0))
         return y
 
-    def _kernel(self, kind: str, start: int, by_row: bool) -> Kernel:
-        """What adds products of a kind of operands, rows from the ``start``-th on."""
-        edges = [max(0, edge - start) for edge in self.edges]
-        batches = [slice(*ends) for ends in pairwise(edges)] or [slice(None)]
-        return Kernel("", batches, by_row, is_k=kind == CACHE_K, is_v=kind == CACHE_V)
+    def kernel(self, sums: str, kind: str, start: int, by_row: bool) -> Kernel:
+        """What adds products of a kind of operands in float16, rows from the ``start``-th on."""
+        in_half = sums_in_half()
+        assert in_half is not None
+        return in_half.kernel(sums, kind, self.edges, start, by_row)
 
     def stored(self, kind: str, x: Array) -> Array:
         x = self._widened(x)

@@ -69,12 +69,7 @@ FORMATS = (
     Format("json-full", (), "report.json:to_full_json", of_several="report.json:checks_to_full_json"),  # every token's
     CSV,
     Format("junit", (".xml",), "report.junit:to_junit", of_several="report.junit:checks_to_junit"),
-    Format(
-        "markdown", (".md", ".markdown"), "report.markdown:to_markdown",
-        of_several="report.markdown:checks_to_markdown", also="GITHUB_STEP_SUMMARY",
-    ),
 )  # fmt: skip
-OF_OPS = (Format("markdown", (".md", ".markdown"), "report.op_runs:to_markdown"),)
 
 
 def formats() -> tuple[Format, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llamadiff.judge.pattern.deviation import Fact
+from llamadiff.judge.fact import Fact
 from llamadiff.trace import taps
 
 UNKNOWN = "unknown"

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from llamadiff.judge.fact import ROUNDINGS, Fact
 from llamadiff.judge.finding import Finding, Local
-from llamadiff.judge.pattern.deviation import ROUNDINGS, Fact
 from llamadiff.judge.verdict import Ruling, of_harmless_way, of_known_cause, of_reading, of_unjudged
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.closeup import Closeup

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from llamadiff.judge.pattern.deviation import ANSWERS, Fact
+from llamadiff.judge.fact import ANSWERS, Fact
 from llamadiff.judge.verdict import NOISE, WRONG, is_right
 from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.rows import Row, is_slight, leading, stem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from llamadiff.judge.pattern.deviation import runs_of
+from llamadiff.judge.fact import runs_of
 from llamadiff.result.diagnosis import Cause, Diagnosis
 
 _FEW_TAPS = 4

@@ -15,6 +15,9 @@ from models.random_models import NAMES
 
 from llamadiff import compare
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.replay import run as one_op
+from llamadiff.ext.replay.report import to_markdown
+from llamadiff.ext.replay.run import run_ops
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand, function_of
 from llamadiff.ggml.repro import load, memory_of, save
@@ -26,10 +29,7 @@ from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import tolerances
 from llamadiff.report.formats import About
-from llamadiff.report.op_runs import to_markdown
 from llamadiff.report.terminal.escape import number as shown_number
-from llamadiff.verbs import one_op
-from llamadiff.verbs.one_op import run_ops
 from llamadiff.verbs.verbs import graph, list_nodes
 
 TOKENS = (1, 5, 9, 30, 17, 22)

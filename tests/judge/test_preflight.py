@@ -11,7 +11,7 @@ from llamaref import Engine
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
 from llamadiff.engines.reference_model import Model
-from llamadiff.engines.weight_faults import weight_fault
+from llamadiff.ext.file.weight_faults import weight_fault
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.verbs import diff
 

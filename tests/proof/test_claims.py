@@ -15,8 +15,8 @@ import pytest
 from llamaref import Engine
 
 from llamadiff.candidates.reference import record
-from llamadiff.judge.pattern.described import profile
-from llamadiff.judge.pattern.deviation import Deviation
+from llamadiff.ext.explain.pattern.described import profile
+from llamadiff.ext.explain.pattern.deviation import Deviation
 from proof.random_errors import ERRORS, Array, Right, kinds_from, rotated
 
 TOKENS = (1, 17, 5, 80, 42, 17, 33, 61)

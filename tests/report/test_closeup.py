@@ -13,11 +13,11 @@ from traces import TOKENS
 
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.page.timeline import row_verdict, slots, steps
 from llamadiff.numerics import closeup as numerics
 from llamadiff.numerics.closeup import Closeup, closeup, coarse, levels
 from llamadiff.numerics.metrics import Rows, worst_of
 from llamadiff.result.pictured import MOST, pictured
-from llamadiff.result.timeline import row_verdict, slots, steps
 from llamadiff.verbs import verbs
 from report.made_up import local, row
 

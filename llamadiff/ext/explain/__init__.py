@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
+    from llamaref.config import Rope
+
     from llamadiff.cli.command import Command
+    from llamadiff.judge.compared import Compared
+    from llamadiff.judge.fact import Fact
+    from llamadiff.judge.lanes import Lane, Source
     from llamadiff.judge.study import Bench, Look, Study
     from llamadiff.result.diagnosis import Diagnosis
 
@@ -32,6 +37,13 @@ class Explain(Slice):
         from llamadiff.ext.explain.causes import causes_of
 
         return causes_of(bench, study)
+
+    def facts(
+        self, seen: Compared, source: Source, lane: Lane, limit: float, rope: Rope | None, dim: int | None
+    ) -> tuple[Fact, ...]:
+        from llamadiff.ext.explain.pattern.described import described
+
+        return described(seen, source, lane, limit, rope, dim)
 
 
 slice_ = Explain()

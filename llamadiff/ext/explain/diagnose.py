@@ -12,9 +12,9 @@ from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.case import Array, Case, NotRecordedError, Recording
 from llamadiff.ext.explain.registry import known_bugs
 from llamadiff.ext.explain.search import Fit, Key, Outcome, replayed, search
+from llamadiff.judge.fact import ROUNDINGS, Fact
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
-from llamadiff.judge.pattern.deviation import ROUNDINGS, Fact
 from llamadiff.judge.run import Passes
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.result.diagnosis import Cause, Diagnosis

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from llamadiff.candidates.opening import Candidate
     from llamadiff.cli.command import Command
-    from llamadiff.engines.model_file import Runnable
+    from llamadiff.engines.model_file import ModelFile, Runnable
     from llamadiff.system.progress import Progress
     from llamadiff.verbs.by_original import Original
+
+    Array = NDArray[Any]
 
 
 class File(Slice):
     """Is the file right: its tensors alone, against another file, a checkpoint, a dump of them."""
+
+    remote = ("llamadiff.ext.file.errands",)
 
     def commands(self) -> Sequence[Command]:
         from llamadiff.ext.file.cli import COMMANDS
@@ -32,6 +38,11 @@ class File(Slice):
         from llamadiff.ext.file.original import original_behind
 
         return original_behind(candidate, model, progress)
+
+    def weight_check(self) -> Callable[[ModelFile, str, Array], str | None]:
+        from llamadiff.ext.file.weight_faults import weight_fault
+
+        return weight_fault
 
 
 slice_ = File()

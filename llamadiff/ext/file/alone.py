@@ -72,7 +72,7 @@ def _sorted(oddities: list[Oddity], model: ModelFile) -> tuple[Oddity, ...]:
 def refusal(model: ModelFile) -> str | None:
     """What llama.cpp says against the file; None if it loads, or if there is no llama.cpp to ask."""
     path = str(model.path)
-    request = Request(path, tuple(map(str, model.weights.files)), errand="load")
+    request = Request(path, tuple(map(str, model.weights.files)), errand="llamadiff.ext.file.errands:load_only")
     try:
         with Child() as child:
             child.ask(request, silent)

@@ -13,7 +13,6 @@ from llamaref.known_tensors import stem_of
 
 from llamadiff import plugins
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.engines.weight_faults import heads_of
 from llamadiff.ext.file.against import OtherSide, label_of
 from llamadiff.ext.file.architectures import IGNORED, TABLES, Origin
 from llamadiff.ext.file.config_keys import Stated, metadata_oddities, model_types, rope_tensors, stated_by
@@ -23,6 +22,7 @@ from llamadiff.ext.file.pairs import FLOOR, Measured, Pair, in_file
 from llamadiff.ext.file.safetensors_files import open_checkpoint
 from llamadiff.ext.file.transforms import TRANSFORMS, Sizes, cut_qkv, joined_experts
 from llamadiff.ext.file.views import Stored, concatenated
+from llamadiff.ext.file.weight_faults import heads_of
 from llamadiff.numerics.tolerances import ROUNDING
 from llamadiff.result.oddity import CheckpointTokenizer, Oddity
 from llamadiff.system.errors import UserError

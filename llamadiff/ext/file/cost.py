@@ -98,7 +98,7 @@ def _quantized(samples: Sequence[QuantizedRows]) -> list[Array | None]:
 
     try:
         with Child() as child:
-            child.ask(Request("", errand="quantize", texts=texts, data=data), silent, hear)
+            child.ask(Request("", errand="llamadiff.ext.file.errands:quantize", texts=texts, data=data), silent, hear)
     except UserError:
         return [None] * len(samples)
     return found

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from llamadiff.candidates.arrays import RAW, npy, raw
 from llamadiff.candidates.dump import files_in
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.engines.weight_faults import SAME, weight_fault
 from llamadiff.ext.file.against import OtherSide, label_of
 from llamadiff.ext.file.misread import misreading
 from llamadiff.ext.file.pairs import Measured, Pair, in_file
 from llamadiff.ext.file.safetensors_files import tensors_of
 from llamadiff.ext.file.views import Stored, whole
+from llamadiff.ext.file.weight_faults import SAME, weight_fault
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.numerics.tolerances import ROUNDING
 from llamadiff.result.oddity import Oddity

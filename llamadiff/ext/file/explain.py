@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.engines.weight_faults import plain_changes
 from llamadiff.ext.file.distance import Meter, run_in_words
+from llamadiff.ext.file.orders import order_of
 from llamadiff.ext.file.pairs import Measured, Pair
 from llamadiff.ext.file.views import View, blocks_of_rows, rows_of, sample, whole, width_of
+from llamadiff.ext.file.weight_faults import plain_changes
 from llamadiff.numerics.metrics import nmse
-from llamadiff.numerics.orders import order_of
 from llamadiff.result.oddity import Oddity
 
 Array = NDArray[Any]

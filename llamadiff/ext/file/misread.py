@@ -18,7 +18,7 @@ from llamadiff.ext.file.blocks.known import KNOWN
 from llamadiff.ext.file.blocks.misreading import Misreading, displaced
 from llamadiff.ext.file.blocks.scales import WHOLE_NUMBERS
 from llamadiff.ext.file.distance import run_in_words
-from llamadiff.numerics.orders import order_in_words
+from llamadiff.ext.file.orders import order_in_words
 
 Array = NDArray[Any]
 FIRST = 512  # blocks that a misreading is tried on before all

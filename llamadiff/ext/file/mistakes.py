@@ -12,6 +12,7 @@ from llamaref.known_tensors import stem_of
 from numpy.typing import NDArray
 
 from llamadiff.ext.file.explain import Guess
+from llamadiff.ext.file.orders import order_in_words
 from llamadiff.ext.file.pairs import Pair
 from llamadiff.ext.file.transforms import Sizes, cut_qkv, pairs_order, permuted, plus
 from llamadiff.ext.file.views import (
@@ -27,7 +28,6 @@ from llamadiff.ext.file.views import (
     rows_of,
 )
 from llamadiff.numerics.metrics import nmse
-from llamadiff.numerics.orders import order_in_words
 
 Array = NDArray[Any]
 PERMUTED = ("permuted by heads", "permuted by kv heads")

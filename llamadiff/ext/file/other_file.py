@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.engines.weight_faults import heads_of
 from llamadiff.ext.file.against import OtherSide, label_of
 from llamadiff.ext.file.explain import Guess, explained
 from llamadiff.ext.file.pairs import Measured, Pair, in_file
 from llamadiff.ext.file.statistics import gguf_decoder
 from llamadiff.ext.file.views import Mapped, Shaped, Transposed
+from llamadiff.ext.file.weight_faults import heads_of
 from llamadiff.result.oddity import Oddity
 from llamadiff.system.errors import UserError
 

@@ -1,4 +1,4 @@
-"""The report as a page for a browser."""
+"""The report as a document: Markdown, and a page for a browser."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ if TYPE_CHECKING:
 
 
 class Page(Slice):
-    """The report as a page for a browser."""
+    """The report as a document: Markdown, and a page for a browser."""
 
     def formats(self) -> Sequence[Format]:
         from llamadiff.report.formats import Format
 
-        several = "ext.page.page:checks_to_html"
-        return (Format("html", (".html",), "ext.page.page:to_html", of_several=several, pictures=True),)
+        return (
+            Format(
+                "markdown", (".md", ".markdown"), "ext.page.markdown:to_markdown",
+                of_several="ext.page.markdown:checks_to_markdown", also="GITHUB_STEP_SUMMARY",
+            ),
+            Format(
+                "html", (".html",), "ext.page.page:to_html", of_several="ext.page.page:checks_to_html", pictures=True
+            ),
+        )  # fmt: skip
 
 
 slice_ = Page()

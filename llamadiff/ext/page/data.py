@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llamadiff.ext.page.timeline import CacheSide, slots, steps
 from llamadiff.judge.verdict import SEVERITY, WRONG
 from llamadiff.numerics import closeup
 from llamadiff.numerics.metrics import Stats
@@ -16,7 +17,6 @@ from llamadiff.report.terminal.tap_lines import first_told, over_limit
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Logits, TopToken
 from llamadiff.result.rows import Row, kind_of
-from llamadiff.result.timeline import CacheSide, slots, steps
 
 VERDICTS = SEVERITY
 DIGITS = 5  # significant ones of a number

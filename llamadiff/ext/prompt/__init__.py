@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class Prompt(Slice):
     """What comes before the first op: the ids of a text, and the prompt of a conversation."""
 
+    remote = ("llamadiff.ext.prompt.errands",)
+
     def commands(self) -> Sequence[Command]:
         from llamadiff.ext.prompt.cli import COMMANDS
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 class Watch(Slice):
     """Any program that computes ggml graphs, judged node by node while it runs."""
 
+    needs = ("cpus",)
     remote = tuple(f"llamadiff.ext.watch.{name}" for name in ("watch_run", "watch_there", "watched_ggml"))
     remote_files = ("llamadiff/ext/watch/watch.c",)
 
@@ -21,6 +22,9 @@ class Watch(Slice):
         from llamadiff.ext.watch.cli import COMMANDS
 
         return COMMANDS
+
+    def ops(self) -> Sequence[str]:
+        return tuple(f"llamadiff.ext.watch.ops.{name}" for name in ("convolutions", "images"))
 
 
 slice_ = Watch()

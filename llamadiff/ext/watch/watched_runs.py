@@ -13,9 +13,10 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Any, Protocol
 
+from llamadiff.ext.cpus.there import start_there
 from llamadiff.ext.watch.watch_run import COUNTS, GRAPH, OFTEN, WEIGHT, Answers, Bounds, Plan, planned, variables
 from llamadiff.ext.watch.watched_ggml import Ggml, asked
-from llamadiff.llamacpp.there import last_words, start_there
+from llamadiff.llamacpp.child import last_words
 from llamadiff.system.errors import UserError
 from llamadiff.system.python_child import nameless_file
 from llamadiff.system.started import APART, Process, kill

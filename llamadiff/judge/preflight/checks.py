@@ -6,16 +6,17 @@ A later difference means nothing when an earlier one fails, so each has a verdic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from llamaref.weights import block_sizes
+from numpy.typing import NDArray
 
+from llamadiff import plugins
 from llamadiff.engines.batches import common, slipped
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
-from llamadiff.engines.weight_faults import weight_fault
 from llamadiff.judge.settings import stored_types
 from llamadiff.judge.verdict import of_check, of_unjudged
 from llamadiff.numerics.types import CACHE_TYPES
@@ -24,6 +25,7 @@ from llamadiff.trace.metadata import INPUTS, Info
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import WEIGHTS
 
+Array = NDArray[Any]
 OTHER_TOKENS = "the candidate ran other tokens: "
 
 
@@ -136,14 +138,18 @@ def _short(value: Any) -> str:
 
 def weights(model: ModelFile, candidate: Trace) -> Iterator[Check]:
     """Dumped weights (``weights/blk.0.attn_q.weight``) against the file's, block by block."""
+    fault_of: Callable[[ModelFile, str, Array], str | None] | None = plugins.first(lambda each: each.weight_check())
     for name in candidate:
         if not name.startswith(WEIGHTS):
+            continue
+        if fault_of is None:
+            yield Check(name, of_unjudged(), "the slice that knows how weights are stored is missing")
             continue
         tensor = name.removeprefix(WEIGHTS)
         if tensor not in model.weights:
             yield Check(name, of_unjudged(), "the file has no such tensor")
             continue
-        fault = weight_fault(model, tensor, np.asarray(candidate[name], np.float32))
+        fault = fault_of(model, tensor, np.asarray(candidate[name], np.float32))
         yield Check(
             name,
             of_check(fault),

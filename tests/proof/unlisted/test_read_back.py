@@ -17,7 +17,7 @@ from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import Run
 from llamadiff.ext.explain.case import Case, NotRecordedError, Recording
 from llamadiff.ext.explain.read_back.reading import read_back
-from llamadiff.judge.pattern.deviation import Fact
+from llamadiff.judge.fact import Fact
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.taps import Tap
 from proof.random_errors import ERRORS, Right, kinds_from

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from llamaref import ops
 
+from llamadiff.ext.explain.pattern.deviation import listed, numbered
 from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, Readings, first_fit
-from llamadiff.judge.pattern.deviation import Fact, listed, numbered
+from llamadiff.judge.fact import Fact
 
 RIGHT = {"SWIGLU": ("silu", ops.silu), "GEGLU": ("gelu", ops.gelu)}
 LEAST = 1e-2  # of up's rms: smaller values of up show no curve

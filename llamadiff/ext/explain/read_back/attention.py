@@ -14,9 +14,10 @@ import numpy as np
 
 from llamadiff.ext.explain.alter import moved_on
 from llamadiff.ext.explain.case import NotRecordedError
+from llamadiff.ext.explain.pattern.deviation import SAME, counted, listed
 from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, Readings, factor_of, first_fit
 from llamadiff.ext.explain.read_back.rope import complex_pairs, turned_by
-from llamadiff.judge.pattern.deviation import SAME, Fact, counted, listed
+from llamadiff.judge.fact import Fact
 from llamadiff.trace.taps import Tap
 
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of keys, that a softmax goes through at a time

@@ -20,7 +20,7 @@ from llamadiff.ext.explain.read_back.attention import rows_of_v
 from llamadiff.ext.explain.read_back.reading import read_back
 from llamadiff.ext.explain.subgraph import Subgraph, as_node, subgraph_of
 from llamadiff.ggml.graph import tap_shape
-from llamadiff.judge.pattern.deviation import Fact
+from llamadiff.judge.fact import Fact
 
 Uncovered = Iterator[tuple[str, Array]]
 SOLVED = 1e-3  # of an error, that an op may leave which is solved for its input

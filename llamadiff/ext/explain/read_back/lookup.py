@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from llamadiff.ext.explain.pattern.deviation import listed
 from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, factor_of, only_run
-from llamadiff.judge.pattern.deviation import Fact, listed
+from llamadiff.judge.fact import Fact
 
 MOST = 1 << 28  # values of a table that is looked through
 STEP = 4096  # rows that are decoded at once

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from llamadiff.ext.explain.pattern.deviation import counted, numbered
 from llamadiff.ext.explain.read_back.observed import (
     IN_16_BITS,
     LEFT,
@@ -24,8 +25,8 @@ from llamadiff.ext.explain.read_back.observed import (
     sole,
     strictly,
 )
-from llamadiff.judge.pattern.deviation import Fact, counted, numbered
-from llamadiff.numerics.orders import order_in_words
+from llamadiff.ext.file.orders import order_in_words
+from llamadiff.judge.fact import Fact
 
 STRICT = 1e-5  # of an error, that a weight may leave that is told from the values themselves
 SEARCHED = 8  # rows by which ranges of channels are looked for

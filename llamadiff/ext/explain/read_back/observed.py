@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.ext.explain.case import Case, NotRecordedError
+from llamadiff.ext.explain.pattern.deviation import ODD, SAME
 from llamadiff.ext.explain.subgraph import subgraph_of
-from llamadiff.judge.pattern.deviation import ODD, SAME, Fact
+from llamadiff.judge.fact import Fact
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.metrics import row_errors
 

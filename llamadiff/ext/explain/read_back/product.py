@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from llamadiff.ext.explain.pattern.deviation import SHOWN
 from llamadiff.ext.explain.read_back.observed import (
     Array,
     Facts,
@@ -22,9 +23,9 @@ from llamadiff.ext.explain.read_back.observed import (
     only_run,
     sole,
 )
-from llamadiff.judge.pattern.deviation import SHOWN, Fact, runs_of
+from llamadiff.ext.file.orders import order_in_words
+from llamadiff.judge.fact import Fact, runs_of
 from llamadiff.numerics.halves import round_bf16, round_f16
-from llamadiff.numerics.orders import order_in_words
 
 LARGE, ALL = 1 << 24, 1 << 25  # weights of one matrix, and of all, that are looked at
 MOST_WORK = 1e10  # multiplications of one least squares

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from llamadiff.ext.explain.case import Case, NotRecordedError
+from llamadiff.ext.explain.pattern.deviation import numbered
 from llamadiff.ext.explain.read_back.activation import activation
 from llamadiff.ext.explain.read_back.attention import attention
 from llamadiff.ext.explain.read_back.lookup import lookup
@@ -18,7 +19,7 @@ from llamadiff.ext.explain.read_back.router import choice, mixture, share
 from llamadiff.ext.explain.read_back.scores import scores
 from llamadiff.ext.explain.read_back.softmax import softmax
 from llamadiff.ext.explain.read_back.sums import sums
-from llamadiff.judge.pattern.deviation import Fact, numbered
+from llamadiff.judge.fact import Fact
 
 Reader = Callable[[Observed], Facts]
 BY_WORD: Mapping[str, Reader] = {

@@ -13,9 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from llamadiff.ext.explain.pattern.deviation import counted, listed
 from llamadiff.ext.explain.read_back.observed import IN_16_BITS, LEFT, Array, Facts, Observed, sole, strictly
-from llamadiff.judge.pattern.deviation import Fact, counted, listed, runs_of
-from llamadiff.numerics.orders import order_in_words
+from llamadiff.ext.file.orders import order_in_words
+from llamadiff.judge.fact import Fact, runs_of
 
 UNMOVED = 1e-6  # of the largest value, by which values may differ that are not turned
 WHOLE = 0.02  # how near a whole number a position must be to be taken for it

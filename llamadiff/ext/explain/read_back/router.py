@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from llamadiff.ext.explain.pattern.deviation import counted, numbered
 from llamadiff.ext.explain.read_back.observed import Facts, Observed, factor_of, sole
-from llamadiff.judge.pattern.deviation import Fact, counted, numbered
+from llamadiff.judge.fact import Fact
 
 
 def choice(o: Observed) -> Facts:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llamadiff.ext.explain.case import NotRecordedError
+from llamadiff.ext.explain.pattern.deviation import SAME, counted, listed, numbered
 from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, Readings, factor_of, first_fit
-from llamadiff.judge.pattern.deviation import SAME, Fact, counted, listed, numbered
+from llamadiff.judge.fact import Fact
 
 NONE = -1  # in place of a row
 MOST = 512  # tokens: all rows of K are tried for every score

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from llamadiff.ext.explain.pattern.deviation import numbered
 from llamadiff.ext.explain.read_back.observed import (
     LEFT,
     Array,
@@ -23,7 +24,7 @@ from llamadiff.ext.explain.read_back.observed import (
     sole,
     strictly,
 )
-from llamadiff.judge.pattern.deviation import Fact, numbered
+from llamadiff.judge.fact import Fact
 
 TINY = 1e-30  # probabilities below which nothing is read from
 WANTED = 1e-9  # a right probability of which a zero is a finding

@@ -9,7 +9,7 @@ import numpy as np
 
 from llamadiff.ext.explain.case import NotRecordedError
 from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, Readings, first_fit, only_run
-from llamadiff.judge.pattern.deviation import Fact
+from llamadiff.judge.fact import Fact
 
 LEAVES = 1e-5  # of an error, that terms may leave whose coefficients are told from the values themselves
 ZERO = 1e-4  # a coefficient below which a term is not there

@@ -21,6 +21,9 @@ from llamadiff.trace.stated import reason
 THIRD = "the independent tokenizer"
 NO_TOKENIZER = "{}: the file has no tokenizer; give one that has"
 DEATHS = 60  # of llama.cpp, until no more is asked: each text that it dies of takes as many as a search has steps
+TOKENIZE, TOKENIZE_PLAIN, PIECES = (
+    f"llamadiff.ext.prompt.errands:{name}" for name in ("tokenize_all", "tokenize_plain", "pieces_all")
+)
 AT_ONCE = 20_000  # texts of a request to llama.cpp
 
 Asked = Callable[[Sequence[str]], "list[Ids | None]"]  # of each text its ids; None: it dies of that text
@@ -50,15 +53,15 @@ class LlamaCpp:
 
     def ids(self, texts: Sequence[str]) -> list[Ids | None]:
         """Each text's ids with what the model adds, special tokens found in it."""
-        return [None if each is None else tuple(each) for each in self._all("tokenize", texts)]
+        return [None if each is None else tuple(each) for each in self._all(TOKENIZE, texts)]
 
     def plain_ids(self, texts: Sequence[str]) -> list[Ids | None]:
         """The same without what the model adds."""
-        return [None if each is None else tuple(each) for each in self._all("tokenize-plain", texts)]
+        return [None if each is None else tuple(each) for each in self._all(TOKENIZE_PLAIN, texts)]
 
     def pieces(self) -> list[bytes]:
         """The bytes of each token. Raises UserError for a file without a tokenizer."""
-        request = Request(str(self.model), self.files, errand="pieces", settings=self.settings)
+        request = Request(str(self.model), self.files, errand=PIECES, settings=self.settings)
         found = self.child.ask(request, self.progress)["pieces"]
         if found is None:
             raise UserError(NO_TOKENIZER.format(self.model))

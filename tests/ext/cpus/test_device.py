@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from llamaref import Weights
 
+from llamadiff.ext.cpus import half_sums
+from llamadiff.ext.cpus.device import HALF, DeviceArithmetics, replayed, settled
 from llamadiff.ggml.check import NodeCheck
-from llamadiff.ggml.device import HALF, DeviceArithmetics, replayed, settled
 from llamadiff.ggml.op import Op, Operand, compute
 from llamadiff.judge.verdict import of_node
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.numerics import half_sums, tolerances
+from llamadiff.numerics import tolerances
 
 ROWS, OUT, CHANNELS = 12, 40, 64
 

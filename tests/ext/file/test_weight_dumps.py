@@ -10,7 +10,7 @@ from command import run
 from safetensors.numpy import save_file
 
 from llamadiff.engines.reference_model import Model
-from llamadiff.engines.weight_faults import weight_fault
+from llamadiff.ext.file.weight_faults import weight_fault
 from llamadiff.numerics.halves import round_bf16
 from llamadiff.trace.metadata import KEY, SCHEMA
 

@@ -19,18 +19,18 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.started import Process, kill, start
 
 # All that such a process imports of this package beside what slices name, and nothing that is not Python's own
-# (tests/llamacpp/test_runner.py).
+# (tests/ext/cpus/test_runner.py).
 MODULES = (
     "llamadiff.llamacpp.blocks", "llamadiff.llamacpp.build_tree", "llamadiff.llamacpp.child_main",
-    "llamadiff.llamacpp.compiled", "llamadiff.llamacpp.devices", "llamadiff.llamacpp.errands",
-    "llamadiff.llamacpp.feed", "llamadiff.llamacpp.installed", "llamadiff.llamacpp.interface",
-    "llamadiff.llamacpp.layout", "llamadiff.llamacpp.library", "llamadiff.llamacpp.observer",
-    "llamadiff.llamacpp.passes", "llamadiff.llamacpp.probes", "llamadiff.llamacpp.request",
-    "llamadiff.llamacpp.run", "llamadiff.llamacpp.run_op", "llamadiff.llamacpp.session", "llamadiff.llamacpp.shims",
-    "llamadiff.llamacpp.steps", "llamadiff.llamacpp.tap_names", "llamadiff.llamacpp.tensors",
-    "llamadiff.numerics.types", "llamadiff.system.commands", "llamadiff.system.errors", "llamadiff.system.exits",
-    "llamadiff.system.leftovers", "llamadiff.system.libraries", "llamadiff.system.output",
-    "llamadiff.system.python_child", "llamadiff.system.started", "llamadiff.system.stops", "llamadiff.trace.taps",
+    "llamadiff.llamacpp.compiled", "llamadiff.llamacpp.devices", "llamadiff.llamacpp.feed",
+    "llamadiff.llamacpp.installed", "llamadiff.llamacpp.interface", "llamadiff.llamacpp.layout",
+    "llamadiff.llamacpp.library", "llamadiff.llamacpp.observer", "llamadiff.llamacpp.passes",
+    "llamadiff.llamacpp.probes", "llamadiff.llamacpp.request", "llamadiff.llamacpp.run",
+    "llamadiff.llamacpp.session", "llamadiff.llamacpp.shims", "llamadiff.llamacpp.steps",
+    "llamadiff.llamacpp.tap_names", "llamadiff.llamacpp.tensors", "llamadiff.numerics.types",
+    "llamadiff.system.commands", "llamadiff.system.errors", "llamadiff.system.exits", "llamadiff.system.leftovers",
+    "llamadiff.system.libraries", "llamadiff.system.output", "llamadiff.system.python_child",
+    "llamadiff.system.started", "llamadiff.system.stops", "llamadiff.trace.taps",
 )  # fmt: skip
 FILES = ("llamadiff/llamacpp/shim.c",)
 LLAMA_CPP = "llamadiff.llamacpp.child_main"  # what can be started; a slice may have another
@@ -96,12 +96,6 @@ def start_there(runner: str, *words: str, main: str = LLAMA_CPP, **streams: Any)
         process.stdin.write(sent)
         process.stdin.flush()
     return process
-
-
-def last_words(log: str) -> str:
-    """What a runner, or what it runs, said last, for the end of a message; empty if it said nothing."""
-    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
-    return f" (it said: {lines[-1][:300]})" if lines else ""
 
 
 @cache

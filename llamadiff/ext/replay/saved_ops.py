@@ -13,11 +13,11 @@ import numpy as np
 from llamaref.weights import block_sizes, encoded
 from numpy.typing import NDArray
 
+from llamadiff.ext.replay.run_op import WRITTEN
 from llamadiff.ggml.repro import load, memory_of, reach
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.nodes import NUMPY_TYPES, Node
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.llamacpp.run_op import WRITTEN
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 
@@ -26,7 +26,9 @@ Array = NDArray[Any]
 
 def run_saved(paths: Sequence[Path], settings: Settings, progress: Progress = silent) -> tuple[list[Array], str]:
     """What the ops of files give, [ne3, ne2, ne1, ne0], and the name of the device. Raises UserError."""
-    request = Request("", errand="run", texts=tuple(map(_described, paths)), settings=settings)
+    request = Request(
+        "", errand="llamadiff.ext.replay.run_op:run_ops", texts=tuple(map(_described, paths)), settings=settings
+    )
     found = list[Array]()
 
     def hear(answer: dict[str, Any], data: Sequence[Any]) -> None:

@@ -11,8 +11,8 @@ from command import run
 from llamaref import Engine
 from places import ROOT
 
-from llamadiff.candidates.loglines import number_of, read_lines
 from llamadiff.candidates.reference import record
+from llamadiff.ext.dumps.loglines import number_of, read_lines
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.halves import round_bf16

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from llamaref.sums import Matrix
 from numpy.typing import NDArray
 
 from llamadiff.numerics import cpu, metrics, tolerances
+from llamadiff.numerics.policies import CACHE_K, CACHE_V
 
 Array = NDArray[Any]
 
@@ -239,3 +241,10 @@ class Kernel:
 def _whole_steps(x: Array) -> Array:
     """Rows with zeros behind them, up to whole steps of any kernel."""
     return np.pad(x, ((0, 0), (0, -x.shape[1] % max(cpu.HALF_LANES))))
+
+
+def kernel(sums: str, kind: str, edges: Sequence[int], start: int, by_row: bool) -> Kernel:
+    """What adds products of a kind of operands, rows from the ``start``-th on; ``edges``: of batches."""
+    own = [max(0, edge - start) for edge in edges]
+    batches = [slice(*ends) for ends in pairwise(own)] or [slice(None)]
+    return Kernel(sums, batches, by_row, is_k=kind == CACHE_K, is_v=kind == CACHE_V)

@@ -11,6 +11,7 @@ import numpy as np
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
+from llamadiff.judge.fact import runs_of
 from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
@@ -20,25 +21,6 @@ LEFT = 0.01  # of an error, that what explains it may leave
 ODD = 0.5  # of an error's rms, that it may leave of one value
 MERGED = ("head*dim", "kv_head*dim")
 SHOWN = 5  # numbers, or runs of them, that a fact lists
-
-
-@dataclass(frozen=True)
-class Fact:
-    """One true statement about an error: its kind, the words that follow "in TAP:", and the values that it states."""
-
-    kind: str
-    says: str
-    values: tuple[Any, ...] = ()
-
-
-# Kinds of facts that say what a tap holds instead, and not only where it is wrong.
-ANSWERS = {
-    "zero", "equals", "axes", "rows", "channel order", "sorted", "ratio", "offset", "vector", "turns", "part zero",
-    "part factor", "part of another",
-}  # fmt: skip
-
-# Kinds of facts that say how an op rounds: of an error that rounding may leave, they make no mistake.
-ROUNDINGS = {"weight in 16 bits", "norm in 16 bits", "rounded angles", "rounded frequencies"}
 
 
 @dataclass(frozen=True)
@@ -97,17 +79,6 @@ class Deviation:
         left, error, n = float(rest.sum()), float(self.error.sum()), rest.size
         size = min(float(np.square(x).sum()) for x in (self.expected, values))
         return left <= may_leave * error and left <= SAME * size and float(rest.max()) <= ODD**2 * error / n
-
-
-def runs_of(numbers: Iterable[int]) -> list[list[int]]:
-    """Ascending numbers as runs of neighbours."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return runs
 
 
 def numbered(numbers: Iterable[int]) -> str:

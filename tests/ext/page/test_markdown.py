@@ -23,10 +23,10 @@ from traces import TOKENS, save
 import llamadiff
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How
+from llamadiff.ext.page.markdown import checks_to_markdown, to_markdown
 from llamadiff.report.formats import MOST as LONGEST
 from llamadiff.report.formats import About, command_line
 from llamadiff.report.github import MOST, block, code, prose, table, token
-from llamadiff.report.markdown import checks_to_markdown, to_markdown
 from llamadiff.result.logits import TopToken
 from llamadiff.system import commands
 

@@ -10,10 +10,11 @@ import numpy as np
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
+from llamadiff.ext.explain.pattern import instead, places
+from llamadiff.ext.explain.pattern.deviation import Deviation
 from llamadiff.judge.compared import Compared
+from llamadiff.judge.fact import Fact
 from llamadiff.judge.lanes import Lane, Source
-from llamadiff.judge.pattern import instead, places
-from llamadiff.judge.pattern.deviation import Deviation, Fact
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
@@ -21,7 +22,7 @@ MOST = 200  # look-alikes that are compared
 
 
 def described(
-    seen: Compared, source: Source, lane: Lane, limit: float, *, rope: Rope | None, dim: int | None
+    seen: Compared, source: Source, lane: Lane, limit: float, rope: Rope | None, dim: int | None
 ) -> tuple[Fact, ...]:
     """What a source's errors look like against what a lane computed.
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates import name_map
-from llamadiff.candidates.loglines import MAX_LINE, MAX_LINES, TOKENS, Block, Listed, Log, read_lines
 from llamadiff.candidates.source import Context, Opened
+from llamadiff.ext.dumps.loglines import MAX_LINE, MAX_LINES, TOKENS, Block, Listed, Log, read_lines
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info

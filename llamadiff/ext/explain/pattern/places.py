@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.judge.pattern.deviation import SAME, Deviation, Fact, are, counted, numbered, runs_of
+from llamadiff.ext.explain.pattern.deviation import SAME, Deviation, are, counted, numbered
+from llamadiff.judge.fact import Fact, runs_of
 
 Array = NDArray[Any]
 

@@ -27,11 +27,11 @@ from llamadiff import UserError, plugins
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Run
+from llamadiff.ext.cpus.there import _BEGIN, FILES, LLAMA_CPP, MODULES, started_by
 from llamadiff.ggml.repro import load
 from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.request import RUNNER, Settings
-from llamadiff.llamacpp.there import _BEGIN, FILES, LLAMA_CPP, MODULES, started_by
 from llamadiff.report.facts import side_facts
 from llamadiff.report.terminal.report import make_console, render
 from llamadiff.result.comparison import Comparison

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.file.orders import order_of
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.arithmetic import precision
-from llamadiff.numerics.orders import order_of
 
 Array = NDArray[Any]
 SAME = 1e-6  # NMSE of values that are the file's, as any right decoding gives them

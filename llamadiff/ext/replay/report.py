@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from llamadiff.ext.replay.result import OpRun
 from llamadiff.judge.verdict import WRONG
 from llamadiff.report.formats import About
 from llamadiff.report.github import again, block, code, fitted, prose, table
 from llamadiff.report.terminal.escape import number, shown, tiny
-from llamadiff.result.op_run import OpRun
 
 _MOST_OPS = 40  # that a block tells of
 

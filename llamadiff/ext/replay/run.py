@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from llamadiff.ggml.device import DeviceArithmetics, replayed
+from llamadiff.ext.cpus.device import DeviceArithmetics, replayed
+from llamadiff.ext.replay.result import OpRun
+from llamadiff.ext.replay.saved_ops import run_saved
 from llamadiff.ggml.op import Array, Op, compute
 from llamadiff.ggml.repro import load, memory_of
 from llamadiff.llamacpp.request import Settings
-from llamadiff.llamacpp.saved_ops import run_saved
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Rows, worst_of
-from llamadiff.result.op_run import OpRun
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 

@@ -14,9 +14,10 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.judge.pattern.deviation import LEFT, SAME, Deviation, Fact, are, counted, listed
+from llamadiff.ext.explain.pattern.deviation import LEFT, SAME, Deviation, are, counted, listed
+from llamadiff.ext.file.orders import order_in_words
+from llamadiff.judge.fact import Fact
 from llamadiff.numerics import metrics
-from llamadiff.numerics.orders import order_in_words
 
 Array = NDArray[Any]
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llamadiff.llamacpp.devices import named
+from llamadiff.llamacpp.feed import Feed
 from llamadiff.llamacpp.interface import Device, Library
 from llamadiff.llamacpp.layout import Address, InitParams, declare, ggml_context
+from llamadiff.llamacpp.request import Request, Say
 from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError
@@ -126,3 +131,18 @@ class OpRunner:
             if self.ggml.op_name(number) == op.word:
                 return int(number)
         raise UserError(f"this ggml has no op {op.word}")
+
+
+def run_ops(library: Library, request: Request, say: Say, feed: Feed) -> None:
+    """Saved ops (``texts`` describe them) on the device of the settings; what each gives is told."""
+    library.lib.llama_backend_init()
+    runner = OpRunner(library, request.settings.device)
+    for number, text in enumerate(request.texts):
+        saved = SavedOp(**json.loads(text))
+        say(phase=f"running {os.path.basename(saved.path)}")
+        runner.run(saved, partial(_tell_result, feed, number))
+    say(device=runner.device.name, **library.machine())
+
+
+def _tell_result(feed: Feed, number: int, node: Tensor) -> None:
+    feed.send({"ran": number, "node": node.said()}, node.data)

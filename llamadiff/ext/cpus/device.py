@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 from llamaref.sums import Matrix
 
+from llamadiff.ext.cpus.half_sums import OF_CPUS, OF_DEVICES, Order, kept_in_half, lost, order_of, outputs_to_follow
 from llamadiff.ggml import op
 from llamadiff.ggml.check import NodeCheck, Recomputed, distance, replay
 from llamadiff.ggml.op import Array, Op, Operand
@@ -25,7 +26,6 @@ from llamadiff.ggml.ops.rope import turned_as
 from llamadiff.numerics.arithmetic import round_blocks
 from llamadiff.numerics.cpu import PLAIN
 from llamadiff.numerics.eight_bits import round_q8_0
-from llamadiff.numerics.half_sums import OF_CPUS, OF_DEVICES, Order, kept_in_half, lost, order_of, outputs_to_follow
 from llamadiff.numerics.halves import round_bf16, round_f16
 
 Decoder = Callable[[str], Callable[[Array], Array]]
@@ -240,3 +240,18 @@ def settled(checks: Sequence[NodeCheck]) -> list[NodeCheck]:
         granted = not check.estimated or 2 * estimated[kind] > every[kind]
         out.append(check if granted else replace(check, rounding=0.0))
     return out
+
+
+class DeviceNodes:
+    """Nodes in every arithmetic that is known, those of a device where they ran on one."""
+
+    def __init__(self, compute: Compute, decoder: Decoder, on_device: bool) -> None:
+        self.compute, self.device = compute, DeviceArithmetics(compute, decoder) if on_device else None
+
+    def replayed(self, n: Op, found: Array, enough: float) -> Recomputed | None:
+        """The first that is within ``enough`` of what was found, or the best; None for an unknown op."""
+        return replayed(n, found, self.compute, enough, self.device)
+
+    def settled(self, checks: Sequence[NodeCheck]) -> list[NodeCheck]:
+        """What could only be estimated, by what all nodes of a run show."""
+        return settled(checks)

@@ -14,10 +14,11 @@ from explaining import INJECTED
 from llamaref import Engine
 
 from llamadiff.candidates.reference import Recorder
-from llamadiff.ggml.device import ON_CPU, replayed
+from llamadiff.ext.cpus import half_sums
+from llamadiff.ext.cpus.device import ON_CPU, replayed
+from llamadiff.ext.cpus.half_sums import FIXED, WAYS, Lanes
 from llamadiff.ggml.op import Op, Operand
-from llamadiff.numerics import cpu, half_sums
-from llamadiff.numerics.half_sums import FIXED, WAYS, Lanes
+from llamadiff.numerics import cpu
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.verbs import diff

@@ -1,0 +1,41 @@
+"""How other CPUs, GPUs and machines compute: sums in float16, kernels of devices, runners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llamadiff.plugins import Slice
+
+if TYPE_CHECKING:
+    from llamadiff.ggml.check import NodeArithmetics
+    from llamadiff.judge.study import Look
+    from llamadiff.numerics.summing import SumsInHalf
+    from llamadiff.plugins import Compute, Decoder, StartElsewhere
+
+
+class Cpus(Slice):
+    """How other CPUs, GPUs and machines compute: sums in float16, kernels of devices, runners."""
+
+    def sums_in_half(self) -> SumsInHalf:
+        from llamadiff.ext.cpus.shown import HalfSums
+
+        return HalfSums()
+
+    def looks(self) -> Sequence[Look]:
+        from llamadiff.ext.cpus.shown import sums
+
+        return (sums,)
+
+    def node_arithmetics(self, compute: Compute, decoder: Decoder, on_device: bool) -> NodeArithmetics:
+        from llamadiff.ext.cpus.device import DeviceNodes
+
+        return DeviceNodes(compute, decoder, on_device)
+
+    def runner(self) -> StartElsewhere:
+        from llamadiff.ext.cpus.there import start_there
+
+        return start_there
+
+
+slice_ = Cpus()

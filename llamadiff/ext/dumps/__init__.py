@@ -1,0 +1,30 @@
+"""What engines print and call otherwise: debug logs, and names that are found by their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llamadiff.plugins import Slice
+
+if TYPE_CHECKING:
+    from llamadiff.candidates.name_map import Map
+    from llamadiff.candidates.pieces import Piece, Unread
+    from llamadiff.engines.model_file import Runnable
+
+
+class Dumps(Slice):
+    """What engines print and call otherwise: debug logs, and names that are found by their values."""
+
+    def sources(self) -> Sequence[str]:
+        return ("llamadiff.ext.dumps.log",)
+
+    def found_map(
+        self, pieces: Sequence[Piece | Unread], model: Runnable, tokens: tuple[int, ...]
+    ) -> tuple[Map, list[str]]:
+        from llamadiff.ext.dumps.by_value import found_map
+
+        return found_map(pieces, model, tokens)
+
+
+slice_ = Dumps()
