@@ -25,7 +25,7 @@ FLAGS_avx2 = $(OFF) -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -
 FLAGS_plain = $(OFF) -DGGML_SSE42=OFF -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF
 LLAMA_CPP = $(shell sed -n 's/.*"\(llama-cpp-python\)>=\([^"]*\)".*/\1==\2/p' pyproject.toml)
 
-.PHONY: help install develop demo test test-all builds matrix backends fuzz lint capture bench profile zoo docs model clean
+.PHONY: help install develop demo test test-all builds without matrix backends fuzz lint capture bench profile zoo docs model clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' Makefile | expand -t 12
@@ -82,6 +82,9 @@ build/%/installed: pyproject.toml $(KERNELS)
 .PRECIOUS: build/%/installed $(VENV)/with-%
 
 FORCE:
+
+without: develop  ## the core's tests with a slice deleted: all slices in turn, or TURN=N for one
+	$(BIN)/python tests/tools/without.py $(if $(TURN),--turn $(TURN),--all)
 
 matrix: develop  ## the quick tests as on other machines, a fifth of them in each corner: forty minutes
 	$(BIN)/python tests/tools/matrix.py $(if $(TURN),--turn $(TURN))

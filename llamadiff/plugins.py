@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from llamadiff.judge.compared import Compared
     from llamadiff.judge.fact import Fact
     from llamadiff.judge.lanes import Lane, Source
+    from llamadiff.judge.measuring import Judge
+    from llamadiff.judge.replay import ShownSums
     from llamadiff.judge.study import Bench, Look, Study
     from llamadiff.llamacpp.passes import PassCheck
     from llamadiff.numerics.summing import SumsInHalf
@@ -80,6 +82,10 @@ class Slice:
 
     def sums_in_half(self) -> SumsInHalf | None:
         """What follows sums that are kept in float16 (``numerics/summing.py``)."""
+        return None
+
+    def shown_sums(self, judge: Judge) -> ShownSums | None:
+        """What sees in which way a candidate adds so (``judge/replay.py``)."""
         return None
 
     def node_arithmetics(self, compute: Compute, decoder: Decoder, on_device: bool) -> NodeArithmetics | None:

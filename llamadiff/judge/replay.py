@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from llamaref import ops
@@ -19,6 +19,7 @@ from llamaref.config import Rope
 from llamaref.sums import Matrices, WeightProduct
 from numpy.typing import NDArray
 
+from llamadiff import plugins
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.finding import Finding
@@ -27,7 +28,7 @@ from llamadiff.judge.measuring import Judge
 from llamadiff.judge.sketches import Sketches
 from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, shaken
 from llamadiff.numerics.rounding_tap import RoundedOnce
-from llamadiff.numerics.summing import sums_in_half
+from llamadiff.numerics.summing import Kernel
 from llamadiff.numerics.transposes import advice
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
@@ -35,6 +36,16 @@ from llamadiff.trace import taps
 Array = NDArray[Any]
 # the ops in which a token's row depends on other tokens' rows
 MIXING = ("kq", "kq_soft_max", "kqv", "kqv_out", "ssm_conv", "ssm_scan")
+
+
+class ShownSums(Protocol):
+    """Keeps the last product in mind until its tap is seen, which may show how it was added."""
+
+    def added(self, lanes: Sequence[Lane], kind: str, shape: tuple[int, ...], kernel: Kernel, parts: Matrices) -> None:
+        """A product was added in float32."""
+
+    def shown(self, tap: taps.Tap, x: Array, lanes: Sequence[Lane], recorded: Mapping[str, Array]) -> frozenset[str]:
+        """The ways in which the last product may have been added, if the tap is that product."""
 
 
 class Replay(RoundedOnce):
@@ -51,8 +62,7 @@ class Replay(RoundedOnce):
         self.judge, self.sources, self.keep = judge, judge.sources, keep
         self.present = {tap.name: tap for tap in model.taps}
         self.inputs, self.n_expert = model.inputs, model.sizes["expert"]
-        in_half = sums_in_half()
-        self.sums = in_half.shown_sums(judge) if in_half is not None else None
+        self.sums: ShownSums | None = plugins.first(lambda each: each.shown_sums(judge))
         self.sketches = Sketches(judge, model.products)
         self.findings: list[Finding] = []
         self.logits: Array | None = None

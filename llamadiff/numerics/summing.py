@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
-from llamaref.sums import Matrices, Matrix
+from llamaref.sums import Matrix
 from numpy.typing import NDArray
 
 from llamadiff import plugins
-
-if TYPE_CHECKING:
-    from llamadiff.judge.lanes import Lane
-    from llamadiff.judge.measuring import Judge
-    from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
 
@@ -28,16 +23,6 @@ class Kernel(Protocol):
         """The ways in which the first part of a product y was added, as a sample of each batch shows."""
 
 
-class ShownSums(Protocol):
-    """Keeps the last product in mind until its tap is seen, which may show how it was added."""
-
-    def added(self, lanes: Sequence[Lane], kind: str, shape: tuple[int, ...], kernel: Kernel, parts: Matrices) -> None:
-        """A product was added in float32."""
-
-    def shown(self, tap: Tap, x: Array, lanes: Sequence[Lane], recorded: Mapping[str, Array]) -> frozenset[str]:
-        """The ways in which the last product may have been added, if the tap is that product."""
-
-
 class SumsInHalf(Protocol):
     """The ways to add float16's numbers in it."""
 
@@ -47,9 +32,6 @@ class SumsInHalf(Protocol):
 
     def kernel(self, sums: str, kind: str, edges: Sequence[int], start: int, by_row: bool) -> Kernel:
         """What adds products of a kind of operands, rows from the ``start``-th on; ``edges``: of batches."""
-
-    def shown_sums(self, judge: Judge) -> ShownSums:
-        """What sees how a candidate adds."""
 
 
 def sums_in_half() -> SumsInHalf | None:

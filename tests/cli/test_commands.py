@@ -20,7 +20,6 @@ import llamadiff
 from llamadiff.candidates.reference import record
 from llamadiff.cli.app import app
 from llamadiff.cli.renamed import in_new_names
-from llamadiff.ext.explain.registry import known_bugs
 from llamadiff.llamacpp import doctor
 from llamadiff.llamacpp.doctor import BAD, NOTE, OK, Examined
 from llamadiff.llamacpp.request import Settings
@@ -296,9 +295,9 @@ exits.run(lambda: {where}, print)
 
 
 def test_a_closed_pipe_is_silent():
-    words = 'set -e; "$0" bugs | head -n 1'
+    words = 'set -e; "$0" --help | head -n 1'
     done = subprocess.run(["sh", "-c", words, COMMAND], capture_output=True, text=True, check=False, encoding="utf-8")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{next(iter(known_bugs()))}\n", "")
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,6 @@ from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.ext.explain.budget import Budget
-from llamadiff.ext.explain.case import OutOfTimeError
-from llamadiff.ext.explain.subgraph import Subgraph
 from llamadiff.ggml.engine import GraphEngine
 from llamadiff.ggml.graph import Graph, GraphNode, Leaf
 from llamadiff.llamacpp.request import Settings
@@ -303,20 +299,3 @@ def test_a_product_of_values_takes_the_type_they_are_kept_in(tmp_path):
     found = engine.forward((1, 2, 3), (0, 1, 2), Noting())
     assert np.array_equal(found[0, 0, 0], matrix @ columns[0, 0].T)
     assert kinds == ["F16"]
-
-
-def test_a_hypothesis_that_cannot_be_computed_is_not_the_cause():
-    def fails(op: Any) -> Any:
-        raise IndexError
-
-    nodes = [node(1, "SCALE", (1, 1, 1, 2), 0, params=np.array([2, 0], np.float32).tobytes())]
-    engine = engine_of(nodes, {0: ramp(1, 1, 1, 2)})
-    case: Any = SimpleNamespace(carrier=Tap(), tap=SimpleNamespace(name="n1"), budget=None)
-    nodes[0] = replace(nodes[0], label="n1")
-    right = Subgraph(engine, tuple(nodes), {})
-    assert right.compute(case).ravel().tolist() == [2, 4]
-    wrong = replace(right, altered={1: fails})
-    assert np.isnan(wrong.compute(case)).all()
-    case.budget = Budget.of_seconds(0)
-    with pytest.raises(OutOfTimeError):
-        wrong.compute(case)

@@ -15,12 +15,9 @@ from models.random_models import NAMES
 
 from llamadiff import compare
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.ext.replay import run as one_op
-from llamadiff.ext.replay.report import to_markdown
-from llamadiff.ext.replay.run import run_ops
 from llamadiff.ggml.check import replay
 from llamadiff.ggml.op import Op, Operand, function_of
-from llamadiff.ggml.repro import load, memory_of, save
+from llamadiff.ggml.repro import load, save
 from llamadiff.judge.verdict import of_node, worst_of
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.node_checker import NodeChecker
@@ -28,8 +25,6 @@ from llamadiff.llamacpp.nodes import Node
 from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import tolerances
-from llamadiff.report.formats import About
-from llamadiff.report.terminal.escape import number as shown_number
 from llamadiff.verbs.verbs import graph, list_nodes
 
 TOKENS = (1, 5, 9, 30, 17, 22)
@@ -302,87 +297,6 @@ def test_wrong_ops_are_saved_with_their_inputs(nodes, tmp_path):
     assert (again.name, again.shape, again.params, name) == (op.name, op.shape, op.params, "norm-0")
     assert np.array_equal(expected, actual)
     assert np.array_equal(function_of("RMS_NORM")(again), function_of("RMS_NORM")(op))
-
-
-NOT_ALONE = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
-
-
-def saved(model: Path, folder: Path, **settings: object) -> list[Path]:
-    """Every node of a run as --keep would save it, but those that compute nothing."""
-    folder.mkdir()
-    check_nodes(Request(str(model), tokens=TOKENS, output=str(folder / "o.json"), nodes=True, keep=str(folder),
-                        keep_all=True, settings=Settings(**settings)))  # fmt: skip
-    return [path for path in sorted(folder.glob("*.safetensors")) if load(path)[0].name not in NOT_ALONE]
-
-
-WRITES = {"llama": "SET_ROWS", "moe": "SET_ROWS", "mamba2": "CPY", "gemma2": "SET_ROWS"}
-
-
-@pytest.mark.parametrize("kind", WRITES)
-def test_saved_ops_run_again_in_ggml(kind, small_model, tmp_path):
-    model = small_model(kind, "Q8_0")
-    paths = saved(model, tmp_path / "plain")
-    paths += saved(model, tmp_path / "flash", flash_attn=True, type_k="Q8_0", type_v="Q8_0")
-    found = run_ops(paths, Settings())
-    assert [(run.name, run.op, run.error) for run in found if run.verdict != "match"] == []
-    assert len({run.op for run in found}) > 5
-    assert WRITES[kind] in {run.op for run in found}
-
-
-@pytest.mark.parametrize("kind", ["llama", "mamba2"])
-def test_what_is_written_into_a_source_is_what_the_op_wrote(kind, small_model, tmp_path):
-    """Run again on other values it gives other ones, and what it does not write stays as it was."""
-    paths = [path for path in saved(small_model(kind), tmp_path / "ops") if load(path)[0].name == WRITES[kind]]
-    path = next(path for path in paths if np.any(load(path)[0].x()))
-    op, expected, found, name = load(path)
-    values, *others = op.sources
-    other = replace(op, sources=(replace(values, values=-values.values), *others))
-    save(path, other, expected, found, name, memory_of(path)[0])
-    run_again = run_ops([path], Settings())[0]
-    assert (run_again.error, run_again.verdict) == (0.0, "match")
-    assert run_again.recorded > 0.1
-
-
-def test_a_saved_op_is_judged_by_what_this_build_gives(small_model, tmp_path):
-    norm = next(path for path in saved(small_model(), tmp_path / "ops") if load(path)[0].name == "RMS_NORM")
-    op, expected, found, name = load(norm)
-    numbers = norm.with_suffix(".txt").read_text("utf-8").split()
-    assert numbers[2:6] == [str(size) for size in reversed(op.shape)]
-    save(tmp_path / "wrong.safetensors", op, expected, 2 * found, name, memory_of(norm)[0])
-    done = run("replay", tmp_path / "wrong.safetensors")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("MATCH  norm-0: RMS_NORM f32[")
-    assert done.stdout.endswith("; 1.0e+00 where it was saved\n")
-    assert one_op._judged(norm, op, 2 * found, found, name, "CPU").verdict == "wrong"
-
-
-def test_runs_of_ops_are_a_block_for_an_issue(small_model, tmp_path):
-    path = next(path for path in saved(small_model(), tmp_path / "ops") if load(path)[0].name == "RMS_NORM")
-    done = run("replay", path, "-o", "markdown:-")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("### MATCH: 1 of 1 saved ops right on CPU")
-    assert f"llamadiff replay {path} -o markdown:-\n" in done.stdout
-    op, _, found, name = load(path)
-    spoiled = found.copy()
-    spoiled[0, 0, 1, 3] += 7
-    runs = [one_op._judged(path, op, now, found, name, "CPU") for now in (found, spoiled)]
-    text = to_markdown(runs, About())
-    assert text.startswith(f"### WRONG: `RMS_NORM` `{runs[1].inputs}` on CPU\n")
-    right = found[0, 0, 1, 3]
-    assert f"`[0, 0, 1, 3]` is {shown_number(right + 7)}, {shown_number(right)} is right |" in text
-    assert text.index("**WRONG**") < text.index("| match |")
-    assert text.count(path.with_suffix(".txt").read_text("utf-8").strip()) == 1
-    assert run("replay", path, "-o", f"markdown:{path}").returncode == 2
-
-
-def test_what_is_no_saved_op_is_refused(small_model, tmp_path):
-    paths = saved(small_model(), tmp_path / "ops")
-    done = run("replay", tmp_path / "ops/o.json")
-    assert (done.returncode, "not an op that was saved with --keep" in done.stderr) == (2, True)
-    op, expected, found, name = load(paths[0])
-    save(tmp_path / "old.safetensors", op, expected, found, name)
-    done = run("replay", tmp_path / "old.safetensors")
-    assert (done.returncode, "does not say how ggml held this op" in done.stderr) == (2, True)
 
 
 def test_the_commands(small_model, tmp_path):

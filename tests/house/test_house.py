@@ -13,7 +13,7 @@ from llamaref import ARCHITECTURES, Engine, ModelError, models
 from models.small import write_model
 from places import ROOT
 
-from llamadiff import plugins
+from llamadiff import api, plugins
 from llamadiff.candidates.reference import record
 from llamadiff.engines.graph_model import GraphModel
 from llamadiff.engines.model_file import Runnable
@@ -172,6 +172,21 @@ def beyond_its_needs(path):
 def test_a_slice_says_which_others_it_needs():
     assert plugins.found()[1] == ()
     assert offenders(beyond_its_needs) == {}
+
+
+def core_modules_used(path):
+    """What a slice's file imports of the core, by modules: ``judge.study``."""
+    if slice_of(module_of(path)) is not None:
+        modules = {module_of(each) for each in FILES}
+        named = {imported for imported in imports(path) if imported in modules and slice_of(imported) is None}
+        yield from (each.partition(".")[2] for each in named if "." in each and each.startswith("llamadiff."))
+
+
+def test_slices_use_of_the_core_what_is_meant_for_them():
+    public = {f"{folder}.{module}" for folder, (_, modules) in api.API.items() for module in modules}
+    used = {each for path in FILES for each in core_modules_used(path)} - {"plugins"}
+    packages = {each for each in used if (ROOT / "llamadiff" / each / "__init__.py").exists()}
+    assert used - packages == public
 
 
 # They name for type checkers what slices are given, and import the rest of it where it is asked for.

@@ -13,7 +13,6 @@ from command import run
 from optional import needs
 
 from llamadiff import UserError
-from llamadiff.ext.state import variants
 from llamadiff.llamacpp import interface, session, shipped
 from llamadiff.llamacpp.compiled import OPTIONAL
 from llamadiff.llamacpp.doctor import baseline_on
@@ -110,9 +109,3 @@ def test_a_helper_takes_no_layers(monkeypatch):
     library = SimpleNamespace(lib=SimpleNamespace(llama_backend_init=lambda: None))
     with pytest.raises(UserError, match=r"device=BLAS: has no memory for layers; .* leave it out, or give device=CPU"):
         session.load(library, Request("m.gguf", settings=Settings(device="BLAS")))
-
-
-@pytest.mark.parametrize("kind", [CPU, HELPER, GPU])
-def test_variants_are_run_on_gpus_alone(kind, monkeypatch):
-    monkeypatch.setattr(variants, "probe", lambda settings: SimpleNamespace(devices=(("X1", "of tests", kind),)))
-    assert ("device=X1" in variants.variants_of(Request("m.gguf", tokens=(1, 2)))) == (kind == GPU)

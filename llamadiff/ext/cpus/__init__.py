@@ -9,6 +9,8 @@ from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
     from llamadiff.ggml.check import NodeArithmetics
+    from llamadiff.judge.measuring import Judge
+    from llamadiff.judge.replay import ShownSums
     from llamadiff.judge.study import Look
     from llamadiff.numerics.summing import SumsInHalf
     from llamadiff.plugins import Compute, Decoder, StartElsewhere
@@ -21,6 +23,11 @@ class Cpus(Slice):
         from llamadiff.ext.cpus.shown import HalfSums
 
         return HalfSums()
+
+    def shown_sums(self, judge: Judge) -> ShownSums:
+        from llamadiff.ext.cpus.shown import ShownSums
+
+        return ShownSums(judge)
 
     def looks(self) -> Sequence[Look]:
         from llamadiff.ext.cpus.shown import sums

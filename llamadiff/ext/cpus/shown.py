@@ -100,7 +100,3 @@ class HalfSums:
     def kernel(self, sums: str, kind: str, edges: Sequence[int], start: int, by_row: bool) -> Kernel:
         """What adds products of a kind of operands."""
         return kernel(sums, kind, edges, start, by_row)
-
-    def shown_sums(self, judge: Judge) -> ShownSums:
-        """What sees how a candidate adds."""
-        return ShownSums(judge)

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 from faulty import BUGS
+from report.made_up import local, row
 from traces import TOKENS
 
 from llamadiff.candidates.reference import record
@@ -19,7 +20,6 @@ from llamadiff.numerics.closeup import Closeup, closeup, coarse, levels
 from llamadiff.numerics.metrics import Rows, worst_of
 from llamadiff.result.pictured import MOST, pictured
 from llamadiff.verbs import verbs
-from report.made_up import local, row
 
 
 def seen(recorded, right, axes=("token", "embd"), axis=0):

@@ -1,0 +1,97 @@
+"""What a slice may use of the core: these modules, what they name without an underscore. All else may change unsaid."""
+
+from __future__ import annotations
+
+# folder: what is there for slices, and the modules
+API: dict[str, tuple[str, tuple[str, ...]]] = {
+    "candidates": (
+        "Where the other trace comes from: kinds of candidates, and how named tensors become a trace.",
+        (
+            "arrays", "command", "dump", "gguf_file", "map_file", "name_map", "opening",
+            "own_code", "pieces", "source", "torch_modules",
+        ),
+    ),
+    "cli": (
+        "Commands and their options.",
+        (
+            "command", "commands", "inputs", "options", "reports",
+        ),
+    ),
+    "engines": (
+        "A model file, what computes the right values, what is run and how.",
+        (
+            "capture_request", "chat_template", "graph_model", "model_file", "reference_model",
+            "run_spec", "select", "treatments",
+        ),
+    ),
+    "ggml": (
+        "ggml's ops, graphs of them as an engine, nodes computed again.",
+        (
+            "check", "engine", "graph", "op", "ops.attention", "ops.products", "ops.recurrent",
+            "ops.rope", "ops.unary", "repro", "stored", "streamed",
+        ),
+    ),
+    "judge": (
+        "Passes of the engine over traces, findings, verdicts, and the loop that learns how an engine computes.",
+        (
+            "compared", "fact", "finding", "fit", "lanes", "measuring", "preflight.checks", "replay",
+            "run", "settings", "study", "verdict",
+        ),
+    ),
+    "llamacpp": (
+        "llama.cpp's process: what it is asked, what it tells, who reads that.",
+        (
+            "blocks", "capture", "child", "dequantize", "devices", "feed", "interface",
+            "layout", "node_checker", "nodes", "observer", "passes", "probes", "quantizing",
+            "readers", "request", "session", "settings_words", "shims", "steps", "tap_names",
+            "tensors",
+        ),
+    ),
+    "numerics": (
+        "Roundings, policies, metrics.",
+        (
+            "arithmetic", "closeup", "cpu", "eight_bits", "halves", "metrics", "policies",
+            "rounding", "rounding_tap", "summing", "tolerances", "types",
+        ),
+    ),
+    "report": (
+        "What formats have in common.",
+        (
+            "facts", "formats", "github", "json", "status_line", "tables", "terminal.columns",
+            "terminal.escape", "terminal.page", "terminal.report", "terminal.tap_lines",
+        ),
+    ),
+    "result": (
+        "What was found, as data.",
+        (
+            "comparison", "conventions", "diagnosis", "logits", "normal", "oddity", "pictured",
+            "rows", "said",
+        ),
+    ),
+    "system": (
+        "Files, processes, errors.",
+        (
+            "collisions", "commands", "errors", "exits", "input", "leftovers", "libraries",
+            "output", "pages", "progress", "python_child", "started", "stops", "supervised",
+            "supervisor",
+        ),
+    ),
+    "trace": (
+        "The trace file and the names of taps.",
+        (
+            "last_row", "metadata", "reader", "stated", "taps", "token_text",
+        ),
+    ),
+    "verbs": (
+        "From a model and a run to a result.",
+        (
+            "backend", "by_original", "judging", "verbs", "workers",
+        ),
+    ),
+    "words": (
+        "What is said of a result.",
+        (
+            "advice", "blame", "diagnosis_text",
+        ),
+    ),
+}  # fmt: skip
