@@ -7,7 +7,7 @@ read whenever a command starts; what a method needs, it imports itself. What sli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -56,6 +56,7 @@ class Slice:
     """One capability beside the core; it overrides what it adds."""
 
     needs: Sequence[str] = ()  # other slices, without which this one is missing
+    library = ""  # ``module:name`` of what loads a build of llama.cpp, in the process that runs it
     listener = ""  # ``module:name`` of what tells of the inputs of llama.cpp's passes (llamacpp/passes.py)
     remote: Sequence[str] = ()  # modules that are sent where llama.cpp runs and nothing is installed
     remote_files: Sequence[str] = ()  # and other files, from the root
@@ -99,6 +100,10 @@ class Slice:
     def ops(self) -> Sequence[str]:
         """Modules of ops of ggml that are not in ``ggml/ops``."""
         return ()
+
+    def ops_of(self, folder: Path) -> Iterable[str] | None:
+        """The ops that a build's headers name. Raises UserError where there are none."""
+        return None
 
     def found_map(
         self, pieces: Sequence[Piece | Unread], model: Runnable, tokens: tuple[int, ...]

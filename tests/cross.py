@@ -12,7 +12,7 @@ from llamadiff.system.libraries import LINUX, MACOS, WINDOWS
 
 # A system as zig calls it, and how libraries are there
 SYSTEMS = {"x86_64-windows-gnu": WINDOWS, "aarch64-macos": MACOS, "aarch64-linux-gnu": LINUX}
-OLD_HEADERS = TESTS / "llamacpp/old_headers"
+OLD_HEADERS = TESTS / "ext/builds/old_headers"
 PEDANTIC = ("-Wall", "-Wextra", "-pedantic")
 
 

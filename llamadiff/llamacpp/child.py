@@ -70,7 +70,8 @@ def _started(llama_cpp: str = "", runner: str = "") -> _Running:
     log, shared, word = process.nameless_file(), process.nameless_file(), secrets.token_hex(8)
     shared.write(word.encode())
     shared.flush()
-    words, streams = (llama_cpp, str(shared.fileno()), word), {"stderr": log, **process.inherits(shared)}
+    words = (llama_cpp, str(shared.fileno()), word, _opener() if llama_cpp else "")
+    streams = {"stderr": log, **process.inherits(shared)}
     if runner:
         start_there = plugins.first(lambda each: each.runner())
         if start_there is None:
@@ -78,6 +79,14 @@ def _started(llama_cpp: str = "", runner: str = "") -> _Running:
         return _Running(start_there(runner, *words, **streams), log, shared)
     command = process.command("llamadiff.llamacpp.child_main", *words)
     return _Running(start(command, kill, stdin=PIPE, stdout=PIPE, **streams), log, shared)
+
+
+def _opener() -> str:
+    """What loads a build of llama.cpp in that process. Raises UserError where no slice does."""
+    opener: str | None = plugins.first(lambda each: each.library)
+    if opener is None:
+        raise UserError("--llama-cpp DIR: the slice that loads a build is missing; leave it out, or mend llamadiff")
+    return opener
 
 
 class Child:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from llamadiff.llamacpp.feed import Voice
 from llamadiff.llamacpp.library import INSTALL, package
+from llamadiff.llamacpp.passes import named
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import NoRoomError, UnrunnableError, UserError
 from llamadiff.system.exits import reason
@@ -30,15 +31,16 @@ if TYPE_CHECKING:
     from llamadiff.llamacpp.session import Loaded
 
 
-def main(build: str = "", shared: str = "", word: str = "") -> None:
+def main(build: str = "", shared: str = "", word: str = "", opener: str = "") -> None:
     """Serve requests until the parent has no more, with llama.cpp of a ``build``, or llama-cpp-python's.
 
-    ``shared``: the descriptor of a file that begins with the ``word``, where this process has what the parent has open.
+    ``opener``: ``module:name`` of what loads that. ``shared``: the descriptor of a file that begins with the ``word``,
+    where this process has what the parent has open.
     """
     _die_quietly()
     say, memory = _only_voice(), _shared(shared, word)
     heard = asked(partial(_leave, os.getppid()))
-    library = _prepared(build)  # while the parent opens the model
+    library = _prepared(build, opener)  # while the parent opens the model
     loaded = None
     while True:
         said = json.loads(heard.get())
@@ -117,16 +119,15 @@ def _leave(parent: int) -> None:
     sweep()
 
 
-def _prepared(build: str = "") -> Library | UserError:
+def _prepared(build: str = "", opener: str = "") -> Library | UserError:
     """Import llama.cpp and what tells of it -> what is wrong if it is not there, or cannot be loaded."""
     try:
         import llamadiff.llamacpp.run  # noqa: F401
 
         if not build:
             return _installed()
-        from llamadiff.llamacpp.compiled import Compiled  # llama-cpp-python's libraries must not be loaded beside it
-
-        return Compiled(build)
+        opened: Library = named(opener)(build)  # llama-cpp-python's libraries must not be loaded beside it
+        return opened
     except UserError as error:
         return error if build else UnrunnableError(str(error))
     except Exception as error:  # a library that does not fit this machine fails in many ways

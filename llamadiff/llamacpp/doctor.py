@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from llamadiff import plugins
 from llamadiff.ggml.op import UNJUDGED, function_of
-from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import Facts, capture, probe, scratch_directory
 from llamadiff.llamacpp.library import INSTALL, package
 from llamadiff.llamacpp.request import GPU, HELPER, Request, Settings
@@ -49,6 +49,8 @@ def examine(place: Settings | None = None) -> Iterator[Examined]:
         except PackageNotFoundError:
             yield Examined(name, BAD, "not installed" + _without(name))
     yield _kernels()
+    for missing in plugins.found()[1]:
+        yield Examined(f"slice {missing.name}", BAD, f"missing: {missing.reason}")
     yield from _llama_cpp(place or Settings())
 
 
@@ -93,8 +95,12 @@ def _ops(plain: Settings) -> Iterator[Examined]:
         return
     try:
         folder = plain.llama_cpp or (package().submodule_search_locations or [""])[0]
-        yield ops_judged(find(Path(folder)).ops())
+        ops: Iterable[str] | None = plugins.first(lambda each: each.ops_of(Path(folder)))
     except UserError:
+        ops = None
+    if ops is not None:
+        yield ops_judged(ops)
+    else:
         yield Examined("ops judged", FACT, "no ggml.h beside it, which would say what ops it has")
 
 

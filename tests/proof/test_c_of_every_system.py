@@ -12,8 +12,8 @@ from cross import OLD_HEADERS, SYSTEMS, warnings
 from optional import needs
 from places import ROOT
 
+from llamadiff.ext.builds.compiled import OPTIONAL
 from llamadiff.ext.writers import writers
-from llamadiff.llamacpp.compiled import OPTIONAL
 from llamadiff.numerics.compiled import library
 
 SOURCES = sorted(path for path in (ROOT / "llamadiff").rglob("*.c*") if path.suffix in (".c", ".cpp"))
@@ -33,7 +33,7 @@ def test_it_compiles_without_a_warning(source: Path, system: str, tmp_path: Path
 @EVERY
 @pytest.mark.skipif(not HEADERS.is_dir(), reason="this llama-cpp-python was installed without llama.cpp's headers")
 def test_the_shim_compiles_against_the_installed_headers(system: str, tmp_path: Path) -> None:
-    shim, flags = ROOT / "llamadiff/llamacpp/shim.c", (f"-isystem{HEADERS}", *(f"-DHAS_{name}" for name in OPTIONAL))
+    shim, flags = ROOT / "llamadiff/ext/builds/shim.c", (f"-isystem{HEADERS}", *(f"-DHAS_{name}" for name in OPTIONAL))
     assert warnings(system, shim, tmp_path / "made.o", *flags) == ""
 
 
@@ -52,7 +52,7 @@ def test_windows_exports_what_is_called(tmp_path: Path) -> None:
     """And what setuptools exports of an extension."""
     kernels, shim = tmp_path / "kernels.o", tmp_path / "shim.o"
     assert warnings("x86_64-windows-gnu", Path(library.__file__).with_name("kernels.c"), kernels) == ""
-    assert warnings("x86_64-windows-gnu", ROOT / "llamadiff/llamacpp/shim.c", shim, f"-I{OLD_HEADERS}") == ""
+    assert warnings("x86_64-windows-gnu", ROOT / "llamadiff/ext/builds/shim.c", shim, f"-I{OLD_HEADERS}") == ""
     for made, names in (
         (kernels, (*library._ARGUMENTS, "PyInit_kernels")),
         (shim, ("shim_fields", "shim_load_backends", "shim_model", "shim_context", "shim_decode")),

@@ -21,18 +21,16 @@ from llamadiff.system.started import Process, kill, start
 # All that such a process imports of this package beside what slices name, and nothing that is not Python's own
 # (tests/ext/cpus/test_runner.py).
 MODULES = (
-    "llamadiff.llamacpp.blocks", "llamadiff.llamacpp.build_tree", "llamadiff.llamacpp.child_main",
-    "llamadiff.llamacpp.compiled", "llamadiff.llamacpp.devices", "llamadiff.llamacpp.feed",
-    "llamadiff.llamacpp.installed", "llamadiff.llamacpp.interface", "llamadiff.llamacpp.layout",
-    "llamadiff.llamacpp.library", "llamadiff.llamacpp.observer", "llamadiff.llamacpp.passes",
-    "llamadiff.llamacpp.probes", "llamadiff.llamacpp.request", "llamadiff.llamacpp.run",
-    "llamadiff.llamacpp.session", "llamadiff.llamacpp.shims", "llamadiff.llamacpp.steps",
+    "llamadiff.llamacpp.blocks", "llamadiff.llamacpp.child_main", "llamadiff.llamacpp.devices",
+    "llamadiff.llamacpp.feed", "llamadiff.llamacpp.installed", "llamadiff.llamacpp.interface",
+    "llamadiff.llamacpp.layout", "llamadiff.llamacpp.library", "llamadiff.llamacpp.observer",
+    "llamadiff.llamacpp.passes", "llamadiff.llamacpp.probes", "llamadiff.llamacpp.request",
+    "llamadiff.llamacpp.run", "llamadiff.llamacpp.session", "llamadiff.llamacpp.steps",
     "llamadiff.llamacpp.tap_names", "llamadiff.llamacpp.tensors", "llamadiff.numerics.types",
     "llamadiff.system.commands", "llamadiff.system.errors", "llamadiff.system.exits", "llamadiff.system.leftovers",
     "llamadiff.system.libraries", "llamadiff.system.output", "llamadiff.system.python_child",
     "llamadiff.system.started", "llamadiff.system.stops", "llamadiff.trace.taps",
 )  # fmt: skip
-FILES = ("llamadiff/llamacpp/shim.c",)
 LLAMA_CPP = "llamadiff.llamacpp.child_main"  # what can be started; a slice may have another
 SHELLS = ("ssh", "adb", "mosh")  # programs whose words a shell reads once more
 
@@ -109,5 +107,5 @@ def _sources() -> dict[str, str]:
 
 
 def _files() -> dict[str, str]:
-    names = [*FILES, *(name for names in plugins.each(lambda each: each.remote_files) for name in names)]
+    names = [name for names in plugins.each(lambda each: each.remote_files) for name in names]
     return {name: (Path(__file__).parent.parent.parent / name).read_text("utf-8") for name in names}

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 
+from llamadiff.ext.builds.shims import Shim, kept
 from llamadiff.ext.watch.watched_ggml import Ggml
-from llamadiff.llamacpp.shims import Shim, kept
 from llamadiff.system import libraries
 from llamadiff.system.errors import UserError
 

@@ -27,9 +27,9 @@ from llamadiff import UserError, plugins
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Run
-from llamadiff.ext.cpus.there import _BEGIN, FILES, LLAMA_CPP, MODULES, started_by
+from llamadiff.ext.builds.build_tree import find
+from llamadiff.ext.cpus.there import _BEGIN, LLAMA_CPP, MODULES, started_by
 from llamadiff.ggml.repro import load
-from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.request import RUNNER, Settings
 from llamadiff.report.facts import side_facts
@@ -69,6 +69,7 @@ def imported(name: str) -> Iterator[str]:
             yield from modules or [node.module]
 
 
+FILES = [name for names in plugins.each(lambda each: each.remote_files) for name in names]
 SENT = {*MODULES, *(name for names in plugins.each(lambda each: each.remote) for name in names)}
 
 
@@ -124,7 +125,7 @@ def test_a_shell_there_is_given_one_word(ssh):
 def test_a_file_that_is_sent_is_found_by_the_path_of_either_system(separator):
     """Python joins a package's folder and a file's name as its system does."""
     sent = {"modules": {}, "files": dict.fromkeys(FILES, "// the shim")}
-    asked = "print(Sent().get_data('sent/llamadiff/llamacpp' + sys.argv[2] + 'shim.c').decode())"
+    asked = "print(Sent().get_data('sent/llamadiff/ext/builds' + sys.argv[2] + 'shim.c').decode())"
     code = f"import json, sys; b = sys.argv[1]\n{_BEGIN.partition('sys.meta_path')[0]}\n{asked}"
     command = [sys.executable, "-c", code, json.dumps(sent), separator]
     assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "// the shim\n"

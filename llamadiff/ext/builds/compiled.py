@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llamadiff.llamacpp.build_tree import BuildTree, find
+from llamadiff.ext.builds.build_tree import BuildTree, find
+from llamadiff.ext.builds.shims import Shim, kept
 from llamadiff.llamacpp.interface import OBSERVE, Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address, declare, structure_at
 from llamadiff.llamacpp.library import GGML, behind, beside
-from llamadiff.llamacpp.shims import Shim, kept
 from llamadiff.system import libraries
 from llamadiff.system.errors import UserError
 from llamadiff.system.libraries import Loaded, file_with

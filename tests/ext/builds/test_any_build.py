@@ -15,10 +15,10 @@ from optional import needs
 
 from llamadiff import UserError
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.builds.build_tree import find
+from llamadiff.ext.builds.compiled import loaded
 from llamadiff.llamacpp import devices
-from llamadiff.llamacpp.build_tree import find
 from llamadiff.llamacpp.capture import probe
-from llamadiff.llamacpp.compiled import loaded
 from llamadiff.llamacpp.request import Settings
 from llamadiff.report.terminal.report import make_console, render
 from llamadiff.verbs.verbs import compare, graph, list_nodes, record
@@ -106,7 +106,7 @@ def test_a_shim_is_compiled_once_and_again_when_a_header_changes(build, cache, m
 
 
 def test_shims_are_few(build, cache, monkeypatch):
-    monkeypatch.setattr("llamadiff.llamacpp.shims.MOST", 2)
+    monkeypatch.setattr("llamadiff.ext.builds.shims.MOST", 2)
     cache.mkdir(parents=True)
     for number in range(4):
         (cache / f"{number}.so").touch()

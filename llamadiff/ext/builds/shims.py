@@ -39,7 +39,7 @@ class Shim:
     option: str
     why: str
     refused: Callable[[str], str]
-    package: str = "llamadiff.llamacpp"
+    package: str = "llamadiff.ext.builds"
 
     @property
     def source(self) -> bytes:

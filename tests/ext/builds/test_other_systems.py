@@ -12,8 +12,8 @@ from cross import OLD_HEADERS, SYSTEMS, compiler
 from optional import needs
 
 from llamadiff import UserError
-from llamadiff.llamacpp import build_tree, compiled, shims
-from llamadiff.llamacpp.build_tree import BuildTree
+from llamadiff.ext.builds import build_tree, compiled, shims
+from llamadiff.ext.builds.build_tree import BuildTree
 from llamadiff.system import libraries
 from llamadiff.system.libraries import LINUX, MACOS, WINDOWS, Libraries
 
