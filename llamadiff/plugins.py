@@ -121,6 +121,10 @@ class Slice:
         """What the errors of a source's tap look like against what a lane computed (``judge/measuring.py``)."""
         return None
 
+    def chat_template(self) -> Callable[[ModelFile, str], str] | None:
+        """What puts a prompt through a model's own template; it raises UserError for one that says nothing."""
+        return None
+
     def looks(self) -> Sequence[Look]:
         """Ways to see in what was found how an engine computes in its own way (``judge/study.py``)."""
         return ()

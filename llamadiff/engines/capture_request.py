@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from llamadiff import plugins
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.request import Request
@@ -37,11 +38,7 @@ def text_request(model: ModelFile, run: Run, output: Path) -> Request:
     if chat and not prompt:
         raise UserError("--chat needs a prompt: token ids are past the chat template")
     if chat and prompt:
-        from llamadiff.engines.chat_template import render
-
-        prompt = render(model, prompt)
-        if not prompt:
-            raise UserError(f"{model.path}: the chat template wrote nothing for the prompt; leave out --chat")
+        prompt = _through_template(model, prompt)
     if prompt is not None and not _is_unicode(prompt):
         raise UserError("the prompt is not valid Unicode text; give it as UTF-8, or token ids with --tokens 1,2,3")
     return Request(
@@ -50,6 +47,17 @@ def text_request(model: ModelFile, run: Run, output: Path) -> Request:
         output=str(output), model_info={"architecture": model.architecture, "file": model.path.name},
         settings=run.settings,
     )  # fmt: skip
+
+
+def _through_template(model: ModelFile, typed: str) -> str:
+    """A prompt as the model's own template has it. Raises UserError where that says nothing, or nobody renders it."""
+    render: Callable[[ModelFile, str], str] | None = plugins.first(lambda each: each.chat_template())
+    if render is None:
+        raise UserError("--chat: the slice that renders templates is missing; give the prompt as the template has it")
+    prompt = render(model, typed)
+    if not prompt:
+        raise UserError(f"{model.path}: the chat template wrote nothing for the prompt; leave out --chat")
+    return prompt
 
 
 def _is_unicode(text: str) -> bool:

@@ -31,9 +31,9 @@ from models import small
 from models.tokenized import with_tokenizer
 from safetensors.numpy import save_file
 
-from llamadiff.engines import chat_template
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How
+from llamadiff.ext.prompt import chat_template
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.report.json import to_json

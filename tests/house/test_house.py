@@ -56,7 +56,7 @@ ALLOWED = {
     "pytest": ("llamadiff/pytest_plugin.py",),
     "pandas": ("llamadiff/result/comparison.py",),
     "jinja2": (
-        "llamadiff/engines/chat_template.py",
+        "llamadiff/ext/prompt/chat_template.py",
         "llamadiff/ext/prompt/templates/",  # in its child process
         "llamadiff/ext/page/page.py",
     ),

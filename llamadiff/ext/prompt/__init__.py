@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from llamadiff.plugins import Slice
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from llamadiff.cli.command import Command
+    from llamadiff.engines.model_file import ModelFile
     from llamadiff.result.oddity import CheckpointTokenizer
 
 
@@ -28,6 +29,11 @@ class Prompt(Slice):
         from llamadiff.ext.prompt.tokens.of_checkpoint import open_tokenizers
 
         return open_tokenizers(folder)
+
+    def chat_template(self) -> Callable[[ModelFile, str], str]:
+        from llamadiff.ext.prompt.chat_template import render
+
+        return render
 
 
 slice_ = Prompt()

@@ -25,13 +25,13 @@ from llamaref.weights import block_sizes
 from llamadiff.candidates.gguf_file import SUFFIX as GGUF
 from llamadiff.candidates.opening import Candidate
 from llamadiff.engines.capture_request import request_for, text_request
-from llamadiff.engines.chat_template import render
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
 from llamadiff.ext.explain.solve import ROPE_BASE, ROPE_FACTOR
 from llamadiff.ext.loss.trials import FilePair, trial_logits
+from llamadiff.ext.prompt.chat_template import render
 from llamadiff.ext.prompt.http import is_server
 from llamadiff.ext.prompt.tokenizer import Tokenizer
 from llamadiff.ext.prompt.tokens.changes import Change, changed, changes_of

@@ -30,12 +30,12 @@ from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.cli import inputs
-from llamadiff.engines import chat_template
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.file import checkpoint as checkpoint_side
 from llamadiff.ext.file.opening import judge_weights
 from llamadiff.ext.file.report import weights_to_csv, weights_to_json, weights_to_markdown
+from llamadiff.ext.prompt import chat_template
 from llamadiff.ggml.repro import load
 from llamadiff.judge.preflight.checks import check_runnable
 from llamadiff.judge.sketching import sketch_of

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, Template, nodes
 from jinja2.runtime import Undefined
 
-from llamadiff.engines.chat_template import environment
+from llamadiff.ext.prompt.chat_template import environment
 from llamadiff.ext.prompt.templates.traced import compiled
 
 Conversation = Mapping[str, Any]

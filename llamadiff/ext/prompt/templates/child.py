@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Template, TemplateError, meta, nodes
 
-from llamadiff.engines.chat_template import answers, environment, rendered
+from llamadiff.ext.prompt.chat_template import answers, environment, rendered
 from llamadiff.ext.prompt.templates.changes import FUNCTIONS, TOKENS, WHITE, Change
 from llamadiff.ext.prompt.templates.conversation_changes import MESSAGES
 from llamadiff.ext.prompt.templates.own_changes import KNOWN, own_changes

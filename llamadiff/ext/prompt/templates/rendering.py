@@ -10,8 +10,8 @@ from typing import Any
 
 from llamaref import ModelError
 
-from llamadiff.engines.chat_template import MAX_TEMPLATE, answer_of
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.prompt.chat_template import MAX_TEMPLATE, answer_of
 from llamadiff.ext.prompt.templates.conversations import Conversation, Told, Words
 from llamadiff.ext.prompt.tokenizer import rules_of
 from llamadiff.system.errors import UserError

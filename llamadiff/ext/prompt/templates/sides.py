@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff.candidates.own_code import function_of, is_function
-from llamadiff.engines.chat_template import MAX_RENDERED
+from llamadiff.ext.prompt.chat_template import MAX_RENDERED
 from llamadiff.ext.prompt.http import LacksError, RefusedError, Server, is_server
 from llamadiff.ext.prompt.lines import talking
 from llamadiff.ext.prompt.templates.conversations import Conversation

@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, Template, nodes
 
-from llamadiff.engines.chat_template import rendered
+from llamadiff.ext.prompt.chat_template import rendered
 
 INNER = (
     nodes.Macro,

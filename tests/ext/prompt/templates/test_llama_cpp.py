@@ -18,7 +18,7 @@ from optional import needs
 from places import ROOT
 from tools.parts import PACKAGE, sources
 
-from llamadiff.engines.chat_template import environment, rendered
+from llamadiff.ext.prompt.chat_template import environment, rendered
 from llamadiff.ext.prompt.templates.conversations import choose
 from llamadiff.ext.prompt.templates.rendering import source_of
 from llamadiff.ext.prompt.templates.run import template

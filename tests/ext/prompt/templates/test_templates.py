@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from llamadiff import UserError
 from llamadiff.cli.app import app
-from llamadiff.engines.chat_template import environment, rendered
+from llamadiff.ext.prompt.chat_template import environment, rendered
 from llamadiff.ext.prompt.templates import run as verb
 from llamadiff.ext.prompt.templates.child import NAMED
 from llamadiff.ext.prompt.templates.conversations import choose, usual

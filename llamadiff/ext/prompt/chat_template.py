@@ -45,7 +45,7 @@ def render(model: ModelFile, prompt: str, system: str | None = None) -> str:
     conversation = {"messages": [*turns, {"role": "user", "content": prompt}], "add_generation_prompt": True}
     tokens = {f"{kind}_token": model.special_token(kind) for kind in ("bos", "eos")}
     request = {"template": template, "conversation": conversation | tokens}
-    answer = answer_of("llamadiff.engines.chat_template", request, SECONDS, CPU_SECONDS)
+    answer = answer_of("llamadiff.ext.prompt.chat_template", request, SECONDS, CPU_SECONDS)
     if "error" in answer:
         raise UserError(f"{model.path}: the chat template {answer['error']}; leave out --chat")
     text: str = answer["text"]
