@@ -124,7 +124,7 @@ def serve(number: int) -> None:
     library = child_main._prepared()
     if not isinstance(library, UserError):
         assert library.ggml  # where tensors have their fields is found once
-    child_main._prepared = lambda build="": library
+    child_main._prepared = lambda *_: library
     gc.collect()
     gc.freeze()  # or each child would copy what it looks through
     door = socket.socket(fileno=number)

@@ -19,7 +19,7 @@ from typing import Any
 
 import regex
 
-sys.path[:0] = [str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parents[3])]
 
 from ext.prompt.tokens.back import Back  # noqa: E402
 from ext.prompt.tokens.bpe import Bpe  # noqa: E402

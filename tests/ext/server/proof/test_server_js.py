@@ -36,7 +36,7 @@ TEXTS = (
 MESSAGES = [{"role": "user", "content": "Tell me a story.\nAbout a dog."}]
 SHOWING = f"{TEXT} named Lily.</s>\nShe"  # long enough for a window of 8, with a special token
 GREEDY = {"temperature": 0, "n_predict": 1, "n_probs": 20}
-SHARED = Path(__file__).parents[4] / "shared" / "models"
+SHARED = Path(__file__).parents[5] / "shared" / "models"
 ELSEWHERE = "http://elsewhere.invalid/"
 Servers = Callable[..., str]
 

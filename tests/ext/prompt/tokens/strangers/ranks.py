@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gguf
 
-sys.path[:0] = [str(Path(__file__).parents[3])]
+sys.path[:0] = [str(Path(__file__).parents[4])]
 
 from ext.prompt.tokens.characters import alphabet  # noqa: E402
 from ext.prompt.tokens.joining import merged  # noqa: E402

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[3])]
+sys.path[:0] = [str(Path(__file__).parents[4])]
 
 from ext.prompt.tokens.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary  # noqa: E402
 
