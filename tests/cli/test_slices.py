@@ -1,0 +1,58 @@
+"""Slices are found in their folder: what cannot be imported, or lacks another, is missing and said; the rest runs."""
+
+from __future__ import annotations
+
+import pytest
+
+import llamadiff.ext
+from llamadiff import plugins
+from llamadiff.cli import app
+from llamadiff.llamacpp.doctor import BAD, examine
+from llamadiff.plugins import Missing
+
+BROKEN = "import no_such_module\n"
+LACKING = "from llamadiff.plugins import Slice\n\nclass Lacking(Slice):\n    needs = ({!r},)\n\nslice_ = Lacking()\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """folder(name=source): such slices are beside the others."""
+    monkeypatch.setattr(llamadiff.ext, "__path__", [*llamadiff.ext.__path__, str(tmp_path)])
+
+    def put(**sources: str) -> None:
+        for name, source in sources.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").write_text(source, encoding="utf-8")
+        plugins.found.cache_clear()
+
+    yield put
+    plugins.found.cache_clear()
+
+
+def test_a_slice_that_cannot_be_imported_is_missing_and_the_others_are_there(folder):
+    before = plugins.found()[0].keys()
+    folder(broken_slice=BROKEN)
+    slices, missing = plugins.found()
+    assert slices.keys() == before
+    assert missing == (Missing("broken_slice", "ModuleNotFoundError: No module named 'no_such_module'"),)
+
+
+def test_help_and_doctor_say_what_is_missing(folder):
+    folder(broken_slice=BROKEN)
+    said = "ModuleNotFoundError: No module named 'no_such_module'"
+    assert f"Missing: broken_slice ({said})" in app._epilog()
+    examined = next(each for each in examine() if each.name.startswith("slice "))
+    assert (examined.name, examined.state, examined.found) == ("slice broken_slice", BAD, f"missing: {said}")
+
+
+def test_a_slice_that_lacks_another_is_missing_with_what_needs_it(folder):
+    folder(first_slice=LACKING.format("no_slice"), second_slice=LACKING.format("first_slice"))
+    assert set(plugins.found()[1]) == {
+        Missing("first_slice", "needs no_slice, which is missing"),
+        Missing("second_slice", "needs first_slice, which is missing"),
+    }
+
+
+def test_nothing_is_missing():
+    assert plugins.found()[1] == ()
+    assert "Missing" not in app._epilog()
