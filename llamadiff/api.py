@@ -20,8 +20,8 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "engines": (
         "A model file, what computes the right values, what is run and how.",
         (
-            "capture_request", "chat_template", "graph_model", "model_file", "reference_model",
-            "run_spec", "select", "treatments",
+            "capture_request", "graph_model", "model_file", "reference_model", "run_spec",
+            "select", "treatments",
         ),
     ),
     "ggml": (
@@ -34,17 +34,17 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "judge": (
         "Passes of the engine over traces, findings, verdicts, and the loop that learns how an engine computes.",
         (
-            "compared", "fact", "finding", "fit", "lanes", "measuring", "preflight.checks", "replay",
-            "run", "settings", "study", "verdict",
+            "compared", "fact", "finding", "fit", "lanes", "measuring", "preflight.checks",
+            "replay", "run", "settings", "study", "verdict",
         ),
     ),
     "llamacpp": (
         "llama.cpp's process: what it is asked, what it tells, who reads that.",
         (
             "blocks", "capture", "child", "dequantize", "devices", "feed", "interface",
-            "layout", "node_checker", "nodes", "observer", "passes", "probes", "quantizing",
-            "readers", "request", "session", "settings_words", "shims", "steps", "tap_names",
-            "tensors",
+            "layout", "library", "node_checker", "nodes", "observer", "passes", "probes",
+            "quantizing", "readers", "request", "session", "settings_words", "steps",
+            "tap_names", "tensors",
         ),
     ),
     "numerics": (

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from llamadiff import plugins
+
 DEVELOP, TORCH, COMPILERS = "make develop", "make test EXTRAS=torch", "make test EXTRAS=compilers"
 PACKAGES = {
     **dict.fromkeys(("pyarrow", "distributed", "cmarkgfm", "nh3", "playwright"), DEVELOP),
@@ -51,3 +53,9 @@ def needs(*names: str) -> pytest.MarkDecorator:
     missing = [name for name in names if lacks(name)]
     how = {PROGRAMS.get(name) or PACKAGES[name] for name in missing}
     return pytest.mark.skipif(bool(missing), reason=f"no {' and '.join(missing)} here: {'; '.join(sorted(how))}")
+
+
+def needs_slices(*names: str) -> pytest.MarkDecorator:
+    """Skip a test of the core that looks at what a slice adds, where that was deleted (tools/without.py)."""
+    missing = [name for name in names if name not in plugins.found()[0]]
+    return pytest.mark.skipif(bool(missing), reason=f"without the slice {' and '.join(missing)}")

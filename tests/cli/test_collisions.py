@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from llamaref import Engine
+from optional import needs_slices
 from safetensors.numpy import save_file
 
 import llamadiff
@@ -121,6 +122,7 @@ def refusal(*arguments: str) -> str:
     return str(refused.value)
 
 
+@needs_slices("explain")
 @pytest.mark.parametrize("name", COLLISIONS)
 def test_a_file_that_is_read_is_not_written(name, place):
     arguments, lost = COLLISIONS[name]

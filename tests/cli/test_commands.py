@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 from command import COMMAND, in_process_of_its_own, run
 from faulty import BUGS
+from optional import needs_slices
 from places import REPORT_SCHEMA
 from traces import TOKENS, save
 
@@ -55,6 +56,7 @@ def test_help_of_compare_has_panels_and_examples(flag, monkeypatch):
     assert not re.search(r"--(chat|partial|full)\s+<bool>", text)
 
 
+@needs_slices("explain")
 def test_every_command_has_help_in_a_sentence_and_most_an_example():
     names = [command.name or command.callback.__name__ for command in app.registered_commands]
     assert {"compare", "taps", "bugs", "doctor"} <= set(names)
@@ -78,6 +80,7 @@ def test_the_version_is_printed():
     assert (done.returncode, done.stdout) == (0, f"llamadiff {llamadiff.__version__}\n")
 
 
+@needs_slices("explain")
 def test_a_shell_completes_commands(monkeypatch):
     monkeypatch.setenv("_LLAMADIFF_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "llamadiff di")
@@ -132,6 +135,7 @@ def test_the_doctor_says_what_is_bad(monkeypatch):
     assert listing.print_checks([Examined("x", OK, "")]) is True
 
 
+@needs_slices("builds", "cpus", "watch")
 def test_the_doctor_names_the_ops_that_are_not_judged():
     known = doctor.ops_judged(["CONV_2D", "SILU", "CUSTOM", "OPT_STEP_SGD"])
     assert known.state == OK
@@ -141,6 +145,7 @@ def test_the_doctor_names_the_ops_that_are_not_judged():
     assert new.found == "1 of 3 in its ggml.h; UNCHECKED, as llamadiff does not know them: CONV_9D"
 
 
+@needs_slices("builds", "cpus", "watch")
 def test_the_doctor_finds_every_op_of_the_installed_header():
     found = run("doctor").stdout
     line = next(line for line in found.splitlines() if "ops judged" in line)
@@ -340,6 +345,7 @@ def test_formats_of_several_traces_are_options_of_check(form, small_model, fault
         assert list(json.loads(done.stdout)) == [str(faulty)]
 
 
+@needs_slices("explain")
 def test_json_says_who_wrote_it_and_how(small_model, faulty, tmp_path):
     target = tmp_path / "report.json"
     run("compare", small_model(), faulty, "-o", f"json:{target}")
@@ -375,6 +381,7 @@ def test_csv_has_whole_layers_weights_and_spans(result):
     assert {"weight", "span", "limit"} <= set(lines[0])
 
 
+@needs_slices("explain")
 def test_a_comparison_is_one_line_and_a_piece_of_html_in_a_notebook(result):
     line = repr(result)
     assert line.startswith("<Comparison WRONG: RoPE, layers 0, 1: rotates")

@@ -9,6 +9,7 @@ import gguf
 import pytest
 from command import run
 from models import small
+from optional import needs_slices
 
 from llamadiff.cli.inputs import Asked, prompt_or_trace
 from llamadiff.trace.reader import Trace
@@ -74,6 +75,7 @@ def test_the_prompt_file_is_not_overwritten(tmp_path):
     assert (tmp_path / "p.txt").read_text("utf-8") == "hello"
 
 
+@needs_slices("prompt")
 def test_a_templates_bos_stays_where_the_tokenizer_adds_none(tmp_path):
     lettered(tmp_path / "m.gguf")
     assert tokens_of(tmp_path, "hello", "--chat") == "<s> hello there"
@@ -82,6 +84,7 @@ def test_a_templates_bos_stays_where_the_tokenizer_adds_none(tmp_path):
     assert tokens_of(tmp_path, "hello") == " hello"
 
 
+@needs_slices("prompt")
 def test_the_report_shows_the_prompt_that_was_tokenized(tmp_path):
     path = lettered(tmp_path / "m.gguf")
     report = json.loads(run("compare", path, "hello", "--chat", "-o", "json:-").stdout)
@@ -109,6 +112,7 @@ def test_what_is_there_is_no_prompt(prompt, says, small_model, tmp_path, monkeyp
     assert done.stderr.count("\n") == 1
 
 
+@needs_slices("file", "loss", "state")
 @pytest.mark.parametrize("command", ["backend", "capture", "compare", "loss", "variants"])
 @pytest.mark.parametrize("prompt", ["dumps/", "out/run1.log", "mine.st", "./my dumps/run 1.npz", "here"])
 def test_what_looks_like_a_path_is_no_prompt(prompt, command, small_model, tmp_path, monkeypatch):
@@ -123,6 +127,7 @@ def test_what_looks_like_a_path_is_no_prompt(prompt, command, small_model, tmp_p
     assert done.stderr.count("\n") == 1
 
 
+@needs_slices("state")
 @pytest.mark.parametrize("command", ["backend", "compare", "variants"])
 def test_each_report_shows_what_was_run(command, tmp_path):
     options = ("--only", "threads=1") if command == "variants" else ()

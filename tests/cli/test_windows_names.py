@@ -6,6 +6,7 @@ import ntpath
 
 import pytest
 from command import run
+from optional import needs_slices
 
 from llamadiff import UserError
 from llamadiff.candidates import command
@@ -20,6 +21,7 @@ from llamadiff.system import commands
 IDS = ("--tokens", "1,17,5")
 
 
+@needs_slices("file", "page")
 def test_the_commands_take_them(small_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, trace, report = r"C:\new\m.gguf", r"C:\dumps\t.safetensors", r"C:\out\r.json"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command import run
 from models.small import write_model
+from optional import needs_slices
 from places import TESTS
 from safetensors.numpy import load_file, save_file
 
@@ -83,6 +84,7 @@ def test_which_engine_judged_is_said_of_every_candidate(small_model, tmp_path: P
     assert "judged   by the reference engine, in NumPy" in shown
 
 
+@needs_slices("explain")
 def test_traces_are_recorded_checked_and_diagnosed(parallel: Path, tmp_path: Path) -> None:
     right, wrong = tmp_path / "right.safetensors", tmp_path / "wrong.safetensors"
     done = run("capture", parallel, "--tokens", "1,5,9,30", "--n-predict", "2", "-o", right)

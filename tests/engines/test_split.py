@@ -11,6 +11,7 @@ import pytest
 from command import run
 from llamaref import Weights
 from models.split import split_model
+from optional import needs_slices
 
 from llamadiff.engines.reference_model import Model
 from llamadiff.system.errors import UserError
@@ -38,6 +39,7 @@ def test_both_engines_run_a_split_model(engine, tmp_path):
     assert result["model"]["layers"] == 2
 
 
+@needs_slices("explain")
 def test_every_command_takes_the_first_part(tmp_path):
     first, trace = split_model(tmp_path), tmp_path / "t.safetensors"
     assert run("capture", first, *IDS, "-o", trace).returncode == 0

@@ -18,6 +18,7 @@ import pytest
 from command import run
 from llamaref import Weights
 from one_op import BOOL, FLOAT, INT, LONG, SIZE, Blocks, Graph, Input, Then
+from optional import needs_slices
 
 from llamadiff.ggml.check import distance, replay
 from llamadiff.ggml.op import Array, Op, function_of
@@ -696,8 +697,16 @@ def graph() -> Graph:
     return Graph()
 
 
+OF_IMAGES = {
+    "add_rel_pos", "col2im_1d", "conv_2d_direct", "conv_2d_dw_direct", "conv_3d_direct", "conv_transpose_1d",
+    "conv_transpose_2d", "get_rel_pos", "im2col", "im2col_1d", "im2col_3d", "pool_1d", "pool_2d", "timestep_embedding",
+    "upscale", "win_part", "win_unpart",
+}  # fmt: skip
+NAMES = [pytest.param(name, marks=[needs_slices("watch")] * (name in OF_IMAGES)) for name in CASES]
+
+
 @pytest.mark.parametrize("seeds", RUNS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_right_at_random_and_mistakes_are_wrong(graph: Graph, name: str, seeds: range) -> None:
     caught = set[str]()
     for seed in seeds:
@@ -721,6 +730,8 @@ KEPT = [
 ]  # fmt: skip
 
 
+@needs_slices("builds")
+@needs_slices("replay", "watch")
 def test_kept_ops_run_again(graph: Graph, small_model: Callable[..., Path], tmp_path: Path) -> None:
     """As nodes of a run: judged, saved with how ggml held them, and computed anew from the files."""
     checker = NodeChecker(Weights(small_model()), Request("", keep=str(tmp_path), keep_all=True), q8_way())

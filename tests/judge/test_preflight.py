@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from llamaref import Engine
+from optional import needs_slices
 
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
@@ -68,6 +69,7 @@ def test_stated_hyper_parameters_are_held_against_the_file(right, small_model):
     assert not result.wrong
 
 
+@needs_slices("file")
 def test_dumped_weights_are_compared(right, small_model):
     path = small_model("llama", "Q8_0")
     trace = record(Engine(path), TOKENS, "engine")

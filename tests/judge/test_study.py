@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from faulty import BUGS, with_maths
 from llamaref import Engine, ops
+from optional import needs_slices
 from traces import changed, only
 
 from llamadiff import UserError, compare
@@ -159,6 +160,7 @@ def test_the_baseline_is_named_when_it_is_the_one_that_is_off(traces):
         assert result.proof[0].startswith("what was recorded of" if words else "every op of")
 
 
+@needs_slices("explain")
 def test_llama_cpp_is_blamed_for_what_its_trace_shows(small_model, tmp_path):
     from llamadiff.verbs.verbs import check
 
@@ -225,6 +227,7 @@ def test_verdicts():
     assert worst_of([]) == "unchecked"
 
 
+@needs_slices("explain")
 def test_what_the_error_looks_like(traces):
     path, right = traces["F16"]
 
@@ -247,6 +250,7 @@ def test_what_the_error_looks_like(traces):
     assert "the wrong channels repeat every 32" in described(ffn_up_1=periodic)
 
 
+@needs_slices("explain")
 def test_a_small_error_is_no_other_order(traces):
     path, right = traces["F16"]
     up = right["ffn_up-1"]
@@ -260,6 +264,7 @@ def test_a_small_error_is_no_other_order(traces):
     assert result.profile == ()
 
 
+@needs_slices("explain")
 def test_rope_says_which_positions_it_used(traces):
     path, right = traces["F16"]
     shifted = with_maths(
@@ -279,6 +284,7 @@ def restarted(path):
     return with_maths(rope_angles=angles)(path)
 
 
+@needs_slices("explain")
 def test_a_wrong_decode_step_is_said_in_those_words(traces):
     from dataclasses import replace
 
@@ -293,6 +299,7 @@ def test_a_wrong_decode_step_is_said_in_those_words(traces):
     assert said in result.profile
 
 
+@needs_slices("explain")
 def test_a_cache_is_compared_slot_by_slot(traces):
     path, right = traces["F16"]
     keys = right["kv_k-1"].copy()

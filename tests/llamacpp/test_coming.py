@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from models.options import OPTIONS
 from models.small import write_model
+from optional import needs_slices
 
 from llamadiff import compare
 from llamadiff.engines.capture_request import request_for
@@ -113,6 +114,7 @@ def test_a_candidate_is_judged_meanwhile_too(name, recorded, tmp_path, both):
     assert_same(found, whole)
 
 
+@needs_slices("explain")
 def test_a_wrong_op_of_llama_cpp_is_found_meanwhile(recorded, both, monkeypatch):
     path, _ = recorded
     right = TapReader._tap

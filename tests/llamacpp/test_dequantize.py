@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from llamaref import Weights
 from models.small import write_model
+from optional import needs_slices
 
 import llamadiff
 from llamadiff.engines.run_spec import Run
@@ -80,6 +81,7 @@ def test_without_the_library_gguf_py_decodes(some, monkeypatch):
     assert weights.product(NAME, np.ones((1, 512), np.float32)).shape == (1, 256)
 
 
+@needs_slices("prompt")
 def test_no_thread_outlives_a_run_that_is_refused(some, monkeypatch):
     """Python's exit while a thread is inside NumPy or ggml would abort the process."""
     right = Dequantizer._checked

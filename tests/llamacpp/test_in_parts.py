@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from models.options import OPTIONS
 from models.small import write_model
+from optional import needs_slices
 
 from llamadiff import compare
 from llamadiff.engines.run_spec import Run
@@ -46,6 +47,7 @@ def test_a_run_in_parts_is_right(arch, tmp_path):
     assert len(found.tokens) == len(TOKENS) + 2
 
 
+@needs_slices("state")
 @pytest.mark.parametrize("kind", ["Q4_0", pytest.param("F16", marks=pytest.mark.slow)])
 def test_what_is_recorded_in_parts_is_what_a_run_in_one_go_records(kind, tmp_path):
     found = compare(model("llama", tmp_path, kind), TOKENS, candidate=f"llama.cpp:ubatch={len(TOKENS)}")

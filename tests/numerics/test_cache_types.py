@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 from llamaref import Engine
 from llamaref.weights import type_number
+from optional import needs_slices
 from places import ROOT
 from proof.injected.attention import quantized, rounded_cache
 from proof.injected.base import TOKENS, altered_at
@@ -45,11 +46,13 @@ def test_the_option_names_them_all():
         settings_of(["kv=f17"])
 
 
+@needs_slices("explain")
 @pytest.mark.parametrize("kind", FEWER)
 def test_products_that_read_a_cache_of_fewer_bits_name_its_type(kind, small_model):
     _assert_named(small_model, rounded_cache(partial(quantized, kind)), "cache-rounded", f"a cache of type {kind}")
 
 
+@needs_slices("explain")
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_rows_of_a_cache_of_blocks_name_its_type(kind, small_model):
     build = altered_at(["kv_k", "kv_v"], lambda x, run: quantized(kind, x))

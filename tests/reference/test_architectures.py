@@ -15,6 +15,7 @@ from models.options import OPTIONS as SMALL
 from models.random_models import NAMES
 from models.small import write_model
 from models.small_others import deepseek2, mamba2, phi3
+from optional import needs_slices
 
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.reference import record
@@ -334,6 +335,7 @@ def test_models_of_llama_cpps_making_are_exact(name, random_model):
     judged(compare(random_model(name), Run(tokens=TOKENS, n_predict=8)))
 
 
+@needs_slices("explain")
 def test_what_the_engine_finds_the_graph_explains(small_model):
     """A softcap left out: found by the engine, and named by llama.cpp's graph, whoever judges."""
     path = small_model("gemma2")

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from faulty import BUGS
+from optional import needs_slices
 from traces import TOKENS, save
 
 from llamadiff.candidates.reference import record
@@ -17,6 +18,7 @@ from llamadiff.report.status_line import progress
 OURS = b"\\u"  # how a character is written that a stream cannot show: we use none
 
 
+@needs_slices("explain", "state")
 @pytest.mark.parametrize("page", ["cp437", "cp1252", "ascii"])
 def test_reports_have_no_character_that_a_code_page_lacks(page, small_model, tmp_path):
     wrong = save(record(BUGS[0].build(small_model()), TOKENS, "mine"), tmp_path / "wrong.safetensors")

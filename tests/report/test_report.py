@@ -13,6 +13,7 @@ import pytest
 from command import in_process_of_its_own, run
 from faulty import BUGS
 from llamaref import Engine
+from optional import needs_slices
 from places import REPORT_SCHEMA
 from traces import TOKENS, save
 
@@ -65,6 +66,7 @@ def test_match_exits_0_and_json_is_pure(small_model):
     assert len(report["tokens"]) == 6
 
 
+@needs_slices("explain")
 def test_wrong_exits_1_and_names_the_tap(small_model, faulty, tmp_path):
     files = ("-o", f"json:{tmp_path / 'r.json'}", "-o", f"csv:{tmp_path / 'r.csv'}", "-o", f"{tmp_path / 'kept'}/")
     done = run("compare", small_model(), "--tokens", "1 17 5 80", "--candidate", faulty, *files)
@@ -90,6 +92,7 @@ def test_capture_then_diff_and_check(small_model, faulty, tmp_path):
     assert run("diff", trace, faulty).returncode == 2
 
 
+@needs_slices("explain")
 def test_check_needs_no_llama_cpp_and_finds_a_bad_trace(small_model, faulty):
     done = run("check", faulty, "--model", small_model())
     assert done.returncode == 1
@@ -118,6 +121,7 @@ def test_help_imports_nothing_heavy():
     assert run.stdout == "[]\n"
 
 
+@needs_slices("explain")
 def test_demo_shows_both(tmp_path):
     done = in_process_of_its_own("demo", cwd=tmp_path)
     assert done.returncode == 0

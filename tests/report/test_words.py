@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from faulty import BUGS
 from llamaref import Engine, ops
+from optional import needs_slices
 from traces import changed, only
 
 from llamadiff.candidates.reference import record
@@ -61,6 +62,7 @@ def rolled(y):
     return np.roll(y, 3, axis=-1)
 
 
+@needs_slices("explain")
 def test_what_matters_comes_before_what_is_hardly_off(path, right):
     engine = changing(blk_0_attn_norm=off_in_one_value, output_norm=rolled)
     result = diff(right, record(engine(path), TOKENS, "mine"), path)
@@ -81,6 +83,7 @@ def test_what_is_hardly_off_leads_where_it_is_alone(path, right):
     assert "arithmetic" not in result.summary
 
 
+@needs_slices("explain")
 def test_every_unknown_op_has_its_facts_and_its_advice(path, right):
     def bent(gate, up):
         return ops.swiglu(gate, up) * np.where(gate < -0.05, 1.4 + 0.3 * np.sin(40 * gate), 1)
@@ -121,12 +124,14 @@ def test_a_wrong_record_is_told_from_a_wrong_op(tap, error, path, right):
     assert any(f"look at what writes {tap}" in step for step in result.next_steps)
 
 
+@needs_slices("explain")
 @pytest.mark.parametrize("error", SAID)
 def test_a_wrong_record_says_what_it_holds_instead(error, path, right):
     values = RECORDS[error](np.asarray(right["ffn_up-0"])).astype(np.float32)
     assert SAID[error] in diff(right, changed(right, ffn_up_0=values), path).summary
 
 
+@needs_slices("explain")
 def test_another_taps_values_are_named(path, right):
     result = diff(right, changed(right, ffn_up_1=right["ffn_gate-1"]), path)
     assert "ffn_up-1: right recorded it wrongly" in result.summary
@@ -143,6 +148,7 @@ def test_no_wrong_op_is_called_a_wrong_record(bug, small_model):
     assert "recorded it wrongly" not in result.summary
 
 
+@needs_slices("explain")
 def test_a_wrong_op_leads_a_wrong_record(path, right):
     engine = BUGS[0].build(path)
     faulty = record(engine, TOKENS, "mine")
@@ -155,6 +161,7 @@ def test_a_wrong_op_leads_a_wrong_record(path, right):
 # causes
 
 
+@needs_slices("explain")
 def test_the_first_layer_is_explained_from_its_output_alone(path, right):
     def stretched(rope, positions, factors=None):
         return ops.rope_angles(rope, positions * 1.3, factors)
@@ -167,6 +174,7 @@ def test_the_first_layer_is_explained_from_its_output_alone(path, right):
     assert list(result.diagnosis[0].taps) == ["l_out-0", "l_out-1"]
 
 
+@needs_slices("explain")
 def test_what_comes_nearest_is_nearer_than_the_right_op(path, right):
     noise = np.random.default_rng(5).standard_normal(right["result_norm"].shape).astype(np.float32)
     engine = changing(output_norm=lambda y: y + 1e-2 * noise)
@@ -175,6 +183,7 @@ def test_what_comes_nearest_is_nearer_than_the_right_op(path, right):
     assert all(cause.nmse < result.first_divergence.local.nmse for cause in unknown.nearest)
 
 
+@needs_slices("explain")
 def test_one_bug_in_two_places_is_said_once(small_model):
     """Each of the two norms has the other's weight."""
     path = small_model("qwen2", "F16")
@@ -190,6 +199,7 @@ def test_one_bug_in_two_places_is_said_once(small_model):
     assert "; ffn_norm-0 likewise: it uses blk.0.attn_norm.weight for blk.0.ffn_norm.weight" in result.summary
 
 
+@needs_slices("explain")
 def test_unknown_causes_are_one_line(path, right):
     rng = np.random.default_rng(7)
     names = ("attn_norm-0", "Qcur_rope-1", "ffn_swiglu-1", "result_norm")

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from llamaref import Engine
+from optional import needs_slices
 from safetensors.numpy import save_file
 
 from llamadiff import compare
@@ -59,6 +60,7 @@ def test_asking_for_less_is_enough(right, small_model, tmp_path):
     assert compare(small_model(), Run(layers=range(1)), candidate=part).verdict == "match"
 
 
+@needs_slices("explain")
 @pytest.mark.parametrize(("partial", "code"), [((), 2), (("--partial",), 0)])
 def test_the_commands_ask_for_the_logits(partial, code, right, small_model, tmp_path):
     part = written(tmp_path / "t.safetensors", only(right, "embd", "l_out-0"))
@@ -155,6 +157,7 @@ def test_files_that_cannot_be_read_are_named(right, small_model, tmp_path):
     assert "1 of its 41 tensors was ignored, no tap has that name: ffn_up-0.bin (ffn_up-0?)" in result.summary
 
 
+@needs_slices("file")
 def test_weights_are_no_names_left_over(right, small_model, tmp_path):
     weight = Engine(small_model()).w.whole("blk.0.attn_q.weight")
     arrays = {name: np.array(right[name]) for name in right} | {"weights/blk.0.attn_q.weight": weight}

@@ -12,6 +12,7 @@ import pytest
 from command import run as command
 from models.options import OPTIONS
 from models.small import write_model
+from optional import needs_slices
 from proof.decoding import engine as decoding
 from proof.strangers import recording
 from proof.strangers.arithmetic import BY_NAME
@@ -230,6 +231,7 @@ def test_the_layer_since_which_it_is_the_code_is_right(what, tmp_path):
 # -- reports -----------------------------------------------------------------------------------------------------------
 
 
+@needs_slices("page")
 def test_every_format_answers(tmp_path):
     found = command("compare", SHIPPED / "tiny.F16.gguf", "Once upon a time", "--full", "-o", f"json:{tmp_path / 'j'}",
                     "-o", f"markdown:{tmp_path / 'm'}", "-o", f"html:{tmp_path / 'h'}")  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 from command import run
 from faulty import BUGS
 from llamaref import Engine
+from optional import needs_slices
 
 from llamadiff import Trace, UserError
 from llamadiff.candidates.reference import Recorder, record
@@ -94,6 +95,7 @@ def test_a_right_candidate_passes_on_every_capture(captures, small_model, engine
     assert "7 of 7 first tokens agree, KL mean" in done.stdout
 
 
+@needs_slices("explain")
 def test_a_wrong_one_is_named_with_where_the_capture_is_from(captures, small_model, engine):
     model = small_model(kind="Q8_0")
     done = run("check", captures / "b.safetensors", "--model", model, "--candidate", engine("rope layout"))
@@ -302,6 +304,7 @@ def test_junit_has_a_case_for_each(captures, small_model, faulty, tmp_path):
     assert r"b<&>\x01" in suite.findall("testcase")[2].get("name")
 
 
+@needs_slices("explain")
 def test_annotations_are_one_for_each_cause(captures, small_model, faulty, monkeypatch):
     words = ("check", captures / "a.safetensors", "--model", small_model(kind="Q8_0"), "--candidate")
     wrong = faulty("rope layout")
@@ -334,6 +337,7 @@ def test_no_more_annotations_than_github_shows():
     assert len(shown_ten(some[:MOST])) == MOST
 
 
+@needs_slices("explain")
 def test_two_causes_are_two_annotations(captures, small_model):
     path = small_model(kind="Q8_0")
     both = type("Both", (BUGS[9].build, BUGS[6].build), {})
