@@ -34,8 +34,9 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "judge": (
         "Passes of the engine over traces, findings, verdicts, and the loop that learns how an engine computes.",
         (
-            "compared", "fact", "finding", "fit", "lanes", "measuring", "preflight.checks",
-            "replay", "run", "settings", "study", "verdict",
+            "allowance", "compared", "coverage", "fact", "finding", "fit", "lanes",
+            "measurement", "measuring", "preflight.checks", "replay", "run", "settings",
+            "study", "verdict",
         ),
     ),
     "llamacpp": (

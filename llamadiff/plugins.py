@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from llamadiff.judge.fact import Fact
     from llamadiff.judge.lanes import Lane, Source
     from llamadiff.judge.measuring import Judge
-    from llamadiff.judge.replay import ShownSums
+    from llamadiff.judge.replay import ShownSums, Sketches
     from llamadiff.judge.study import Bench, Look, Study
     from llamadiff.llamacpp.passes import PassCheck
     from llamadiff.numerics.summing import SumsInHalf
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from llamadiff.result.oddity import CheckpointTokenizer
     from llamadiff.system.progress import Progress
     from llamadiff.system.started import Process
+    from llamadiff.verbs.backend import NodeRecordings
     from llamadiff.verbs.by_original import Original
     from llamadiff.verbs.verbs import Compare
 
@@ -85,6 +86,10 @@ class Slice:
         """What follows sums that are kept in float16 (``numerics/summing.py``)."""
         return None
 
+    def sketches(self, judge: Judge, products: Mapping[str, str]) -> Sketches | None:
+        """What sees that products are right without computing them (``judge/replay.py``)."""
+        return None
+
     def shown_sums(self, judge: Judge) -> ShownSums | None:
         """What sees in which way a candidate adds so (``judge/replay.py``)."""
         return None
@@ -95,6 +100,10 @@ class Slice:
 
     def runner(self) -> StartElsewhere | None:
         """What starts llama.cpp's process by a runner's words."""
+        return None
+
+    def node_recordings(self) -> NodeRecordings | None:
+        """What records runs with every node, and reads them again (``verbs/backend.py``)."""
         return None
 
     def ops(self) -> Sequence[str]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
 
 from llamadiff.judge.fact import Fact
+from llamadiff.numerics import metrics
+
+Array = NDArray[Any]
 
 # Allowances that a tap is held to, besides one for each policy: what shaken values show alone; and the ways in which
 # one arithmetic may be done, where nothing shows which.
@@ -114,3 +120,33 @@ class TapMeasurement:
 def matches(is_even: bool, nmse: float, limit: float, allowances: Mapping[str, AllowedError]) -> bool:
     """Whether an error is a match's in every part, or as a whole where the surest allowance explains its parts."""
     return is_even or (nmse <= limit and allowances[SURE].fits)
+
+
+@dataclass(frozen=True)
+class Sketched:
+    """A product of one source that clearly is a match.
+
+    ``policies``: of each phase that has rows, the one that fits best; ``rows``: their sums of squared errors, as
+    estimated, and by policy in ``errors``; ``sizes``: the rows' own squares; ``nmse`` of all.
+    """
+
+    policies: Sequence[str]
+    errors: Mapping[str, Array]
+    rows: Array
+    sizes: Array
+    nmse: float
+
+    @property
+    def per_row(self) -> tuple[float, ...]:
+        """The NMSE of each row."""
+        return metrics.ratios(self.rows, self.sizes)
+
+    def fitting(self, match: float, phases: Sequence[slice]) -> tuple[frozenset[str], ...]:
+        """The policies that fit, in each phase that has rows."""
+        return tuple(
+            frozenset(
+                name for name, rows in self.errors.items() if rows[phase].sum() <= match * self.sizes[phase].sum()
+            )
+            for phase in phases
+            if len(self.sizes[phase])
+        )

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from llamadiff import plugins
 from llamadiff.judge.allowance import WHOLE, Allowance, unseen
-from llamadiff.judge.by_sketch import Sketched
 from llamadiff.judge.compared import Compared, Errors
 from llamadiff.judge.fact import Fact
 from llamadiff.judge.finding import Finding, Tried
@@ -25,6 +24,7 @@ from llamadiff.judge.measurement import (
     VARIANTS,
     AllowedError,
     Printed,
+    Sketched,
     TapEvidence,
     TapMeasurement,
     UnknownRounding,

@@ -4,7 +4,7 @@ An engine runs its ops in order and shows what each of them gives to a Replay, a
 it is compared with what a trace has, and the engine goes on with what the trace has: so the next op is computed from
 the inputs that the trace's own engine had. A lane without a source goes on with its own values: the free run.
 
-In which lanes, and what need not be computed to be compared, is not said here: schedule.py and sketches.py do.
+In which lanes is not said here (schedule.py), nor what need not be computed to be compared (``Sketches``).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from llamadiff.judge.compared import Compared
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.measuring import Judge
-from llamadiff.judge.sketches import Sketches
 from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, shaken
 from llamadiff.numerics.rounding_tap import RoundedOnce
 from llamadiff.numerics.summing import Kernel
 from llamadiff.numerics.transposes import advice
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
+from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
 # the ops in which a token's row depends on other tokens' rows
@@ -44,8 +44,23 @@ class ShownSums(Protocol):
     def added(self, lanes: Sequence[Lane], kind: str, shape: tuple[int, ...], kernel: Kernel, parts: Matrices) -> None:
         """A product was added in float32."""
 
-    def shown(self, tap: taps.Tap, x: Array, lanes: Sequence[Lane], recorded: Mapping[str, Array]) -> frozenset[str]:
+    def shown(self, tap: Tap, x: Array, lanes: Sequence[Lane], recorded: Mapping[str, Array]) -> frozenset[str]:
         """The ways in which the last product may have been added, if the tap is that product."""
+
+
+class Sketches(Protocol):
+    """Products of many tokens that are seen to be right before they are computed, so that they need not be."""
+
+    def known(
+        self, product: WeightProduct, lanes: Sequence[Lane], taps: Mapping[str, Tap],
+        recorded: Callable[[Source, Tap, tuple[int, ...]], Array],
+    ) -> Array | None:  # fmt: skip
+        """What was recorded of a product, in each lane, if all of it clearly is right."""
+
+    def finding(
+        self, tap: Tap, x: Array, lanes: Sequence[Lane], spans: Mapping[str, tuple[str, ...]]
+    ) -> Finding | None:
+        """That of a tap whose product was known; else None."""
 
 
 class Replay(RoundedOnce):
@@ -63,7 +78,7 @@ class Replay(RoundedOnce):
         self.present = {tap.name: tap for tap in model.taps}
         self.inputs, self.n_expert = model.inputs, model.sizes["expert"]
         self.sums: ShownSums | None = plugins.first(lambda each: each.shown_sums(judge))
-        self.sketches = Sketches(judge, model.products)
+        self.sketches: Sketches | None = plugins.first(lambda each: each.sketches(judge, model.products))
         self.findings: list[Finding] = []
         self.logits: Array | None = None
         self.carry(lanes)
@@ -90,7 +105,7 @@ class Replay(RoundedOnce):
             for source in self.sources.values()
             if name in source.trace
         }
-        seen = self.sketches.finding(tap, x, self.lanes, spans)
+        seen = self.sketches.finding(tap, x, self.lanes, spans) if self.sketches is not None else None
         if seen is not None:
             self.findings.append(seen)
             return x  # which is what was recorded
@@ -99,7 +114,7 @@ class Replay(RoundedOnce):
         self.findings.append(self.judge.finding(compared, spans, self.findings, sums))
         return self._followed(name, x, recorded)
 
-    def recorded(self, source: Source, tap: taps.Tap, shape: tuple[int, ...]) -> Array:
+    def recorded(self, source: Source, tap: Tap, shape: tuple[int, ...]) -> Array:
         """What a trace has of a tap, in the engine's shape."""
         values = source.trace[tap.name]
         same_rows = values.ndim > tap.row_axis and values.shape[: tap.row_axis + 1] == shape[: tap.row_axis + 1]
@@ -129,7 +144,7 @@ class Replay(RoundedOnce):
             out[number] = values
         return out
 
-    def _opened(self, source: Source, tap: taps.Tap) -> tuple[str, ...]:
+    def _opened(self, source: Source, tap: Tap) -> tuple[str, ...]:
         """The unrecorded taps that lie between this one and the recorded ones before it: it answers for them too."""
         inputs = self.inputs(tap)
         wanted = None if tap.kind.word in MIXING else source.rows_with_values(tap.name)
@@ -139,7 +154,7 @@ class Replay(RoundedOnce):
             source.spans[tap.name] = opened if tap.kind.optional else (*opened, tap.name)
         return opened
 
-    def _expert_numbers(self, source: Source, tap: taps.Tap, values: Array) -> Array:
+    def _expert_numbers(self, source: Source, tap: Tap, values: Array) -> Array:
         """Expert numbers as an index array. Raises UserError for a number that is no expert's."""
         with np.errstate(invalid="ignore"):
             numbers = np.asarray(values).astype(np.int32)
@@ -167,7 +182,8 @@ class Replay(RoundedOnce):
         return rounded if kind in (*CACHES, GELU) else (self.product(rounded[0]), *rounded[1:])
 
     def multiplied(self, product: WeightProduct) -> Array:
-        known = self.sketches.known(product, self.lanes, self.present, self.recorded)
+        sketches = self.sketches
+        known = sketches.known(product, self.lanes, self.present, self.recorded) if sketches is not None else None
         return product.compute() if known is None else known
 
     def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
@@ -175,7 +191,7 @@ class Replay(RoundedOnce):
             self.sums.added(self.lanes, kind, y.shape[1:], self.kernel("", kind, start, by_row), parts)
         return super().summed(y, kind, parts, start, by_row)
 
-    def _sums_shown(self, tap: taps.Tap, x: Array, recorded: Mapping[str, Array]) -> frozenset[str]:
+    def _sums_shown(self, tap: Tap, x: Array, recorded: Mapping[str, Array]) -> frozenset[str]:
         """How the candidate adds in float16, if this tap shows it; what sums that were not followed leave is noted."""
         lost, self.lost = self.lost, {}
         for number, nmse in lost.items():

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from numpy.typing import NDArray
 
 from llamadiff.engines.select import EngineUsed
+from llamadiff.judge.coverage import COUNT, SEED, SPAN
 from llamadiff.judge.preflight.checks import Check
 from llamadiff.judge.verdict import MATCH, WRONG, Reason, Ruling, worst_of
-from llamadiff.numerics.combinations import COUNT, SEED, SPAN
 from llamadiff.result.coverage import Coverage
 from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.logits import Logits, Positions

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
+from llamadiff import plugins
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.engines.select import GRAPH, EngineUsed
@@ -17,7 +19,8 @@ from llamadiff.judge.preflight.checks import given_rightly
 from llamadiff.judge.verdict import NODES, NOISE, SEVERITY, WRONG, of_node, of_run
 from llamadiff.llamacpp.capture import Nodes, check_nodes, found_by
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.recording import read_again
+from llamadiff.llamacpp.dequantize import Dequantizer
+from llamadiff.llamacpp.readers import NodeReader
 from llamadiff.llamacpp.request import Request, no_tap_fits
 from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
@@ -25,6 +28,7 @@ from llamadiff.result.pictured import pictured
 from llamadiff.result.rows import Row, blank
 from llamadiff.result.said import Said
 from llamadiff.system.errors import UserError
+from llamadiff.system.progress import Progress
 from llamadiff.system.python_child import peak_rss_mb
 from llamadiff.trace import taps
 
@@ -34,6 +38,27 @@ ALONE = (
 UNSEEN = "llamadiff variants with --only callback=off judges the logits that the device gives where nobody looks"
 OPEN = "since on their inputs NaN or Inf is right"
 OPS = {"name": "ggml's ops in NumPy", "version": "float64 and float32"}
+
+
+class NodeRecordings(Protocol):
+    """Runs of llama.cpp with every node and its inputs, in files to be judged elsewhere."""
+
+    def record(self, request: Request, progress: Progress) -> int:
+        """Run a request, and write its ``output`` -> how many nodes there are. Raises UserError."""
+
+    def request(self, path: Path, model: str) -> Request:
+        """What was asked of a recorded run, of a model. Raises UserError for a file that is none."""
+
+    def read_again(self, path: Path, request: Request, opened: Dequantizer | None) -> NodeReader:
+        """A recorded run, every node checked. Raises UserError for a file that is cut off, or of another model."""
+
+
+def recordings() -> NodeRecordings:
+    """What records such runs. Raises UserError where no slice does."""
+    found: NodeRecordings | None = plugins.first(lambda each: each.node_recordings())
+    if found is None:
+        raise UserError("--nodes and --recorded: the slice that records runs with their nodes is missing")
+    return found
 
 
 def compare_nodes(
@@ -46,7 +71,7 @@ def compare_nodes(
     started = time.perf_counter()
     request = replace(request, nodes=True, pictures=how.pictures, weights=tuple(model.tensors))
     if recorded is not None:
-        found = found_by(read_again(recorded, request, model.dequantizer))
+        found = found_by(recordings().read_again(recorded, request, model.dequantizer))
     else:
         found = check_nodes(request, how.progress, child, model.dequantizer)
     info = found.info

@@ -27,7 +27,7 @@ from llamadiff.engines.select import after_what_the_engine_said, captured, in_en
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.judge.preflight.checks import check_same_run
 from llamadiff.judge.sketching import sketch_of
-from llamadiff.llamacpp.capture import check_nodes, read_run, scratch_directory
+from llamadiff.llamacpp.capture import check_nodes, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.collisions import Named, refuse_collisions, saved
@@ -276,11 +276,10 @@ def graph(
     Raises UserError for whatever a user can mend.
     """
     with nullcontext(None) if recorded else Child(run.settings) as child:
-        from llamadiff.llamacpp.recording import recorded_request
-        from llamadiff.verbs.backend import compare_nodes
+        from llamadiff.verbs.backend import compare_nodes, recordings
 
         file = ModelFile(model)
-        request = recorded_request(recorded, str(model)) if recorded else text_request(file, run, Path())
+        request = recordings().request(recorded, str(model)) if recorded else text_request(file, run, Path())
         with made_directory(Path(keep)) if keep is not None else nullcontext(None) as folder:
             return compare_nodes(file, replace(request, keep=folder), how, child, recorded)
 
@@ -290,13 +289,11 @@ def record_nodes(model: str | Path, run: Run, output: Path, how: How = USUAL) ->
 
     Raises UserError for whatever a user can mend.
     """
-    from llamadiff.llamacpp.recording import NodeRecording
+    from llamadiff.verbs.backend import recordings
 
     refuse_collisions([("the model", model)], [("--output", output)])
     request = replace(text_request(ModelFile(model), run, output), nodes=True)
-    recording = read_run(request, how.progress, kind=NodeRecording)
-    assert isinstance(recording, NodeRecording)
-    return recording.nodes
+    return recordings().record(request, how.progress)
 
 
 def record(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from llamadiff.numerics.combinations import Combinations
+from llamadiff.ext.verify.combinations import Combinations
 from llamadiff.numerics.metrics import Rows
 from llamadiff.system import pages
 

@@ -1,4 +1,4 @@
-"""Ops that were saved, run again in ggml, on any build and device."""
+"""Saved ops, run again in ggml on any build and device; runs that are recorded with every node."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
     from llamadiff.cli.command import Command
+    from llamadiff.verbs.backend import NodeRecordings
 
 
 class Replay(Slice):
-    """Ops that were saved, run again in ggml, on any build and device."""
+    """Saved ops, run again in ggml on any build and device; runs that are recorded with every node."""
 
     needs = ("cpus",)
     remote = ("llamadiff.ext.replay.run_op",)
@@ -21,6 +22,11 @@ class Replay(Slice):
         from llamadiff.ext.replay.cli import COMMANDS
 
         return COMMANDS
+
+    def node_recordings(self) -> NodeRecordings:
+        from llamadiff.ext.replay.recording import Recordings
+
+        return Recordings()
 
 
 slice_ = Replay()

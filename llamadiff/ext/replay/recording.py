@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from llamadiff.llamacpp.capture import read_run
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.readers import NodeReader, RunReader, Tell
 from llamadiff.llamacpp.request import Request, Settings
@@ -21,6 +22,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 from llamadiff.system.leftovers import temporary_file
 from llamadiff.system.output import check_target, unwritten
+from llamadiff.system.progress import Progress
 from llamadiff.trace.stated import parse_json, reason
 
 SCHEMA = "llamadiff.nodes/1"
@@ -195,3 +197,21 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _damaged(path: Path, error: BaseException) -> UserError:
     return UserError(f"{path}: not a recorded run ({reason(error)}); give {MEANT}")
+
+
+class Recordings:
+    """These files, for the core."""
+
+    def record(self, request: Request, progress: Progress) -> int:
+        """Run a request, and write its ``output`` -> how many nodes there are. Raises UserError."""
+        recording = read_run(request, progress, kind=NodeRecording)
+        assert isinstance(recording, NodeRecording)
+        return recording.nodes
+
+    def request(self, path: Path, model: str) -> Request:
+        """What was asked of a recorded run, of a model. Raises UserError for a file that is none."""
+        return recorded_request(path, model)
+
+    def read_again(self, path: Path, request: Request, opened: Dequantizer | None) -> NodeReader:
+        """A recorded run, every node checked. Raises UserError for a file that is cut off, or of another model."""
+        return read_again(path, request, opened)

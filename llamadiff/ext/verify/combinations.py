@@ -15,13 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.judge.coverage import COUNT, SEED, SPAN
 from llamadiff.system.pages import in_parts
 
 Array = NDArray[Any]
-
-COUNT = 16  # combinations of a span's rows, and of all channels
-SPAN = 1024  # rows that are combined at most: a single wrong value stands out the more, the fewer they are
-SEED = 1
 
 
 def seldom(share: float) -> float:

@@ -14,47 +14,19 @@ import numpy as np
 from llamaref.sums import WeightProduct
 from numpy.typing import NDArray
 
+from llamadiff.ext.verify.combinations import Combinations, ErrorSquares, by_numbers
 from llamadiff.judge.allowance import Even
+from llamadiff.judge.coverage import COUNT
 from llamadiff.judge.fit import nearest
 from llamadiff.judge.lanes import Lane
+from llamadiff.judge.measurement import Sketched
 from llamadiff.numerics import metrics
-from llamadiff.numerics.combinations import COUNT, Combinations, ErrorSquares, by_numbers
 
 Array = NDArray[Any]
 
 # Of what a match may err by: how large an estimate may be. An error above the limit passes one time in 3e12, with the
 # rounding of combinations at its worst (docs/verifying.md); right arithmetic stays twenty times below.
 WHOLE_SHARE, PART_SHARE = 1 / 20, 1 / 150
-
-
-@dataclass(frozen=True)
-class Sketched:
-    """A product of one source that clearly is a match.
-
-    ``policies``: of each phase that has rows, the one that fits best; ``rows``: their sums of squared errors, as
-    estimated, and by policy in ``errors``; ``sizes``: the rows' own squares; ``nmse`` of all.
-    """
-
-    policies: Sequence[str]
-    errors: Mapping[str, Array]
-    rows: Array
-    sizes: Array
-    nmse: float
-
-    @property
-    def per_row(self) -> tuple[float, ...]:
-        """The NMSE of each row."""
-        return metrics.ratios(self.rows, self.sizes)
-
-    def fitting(self, match: float, phases: Sequence[slice]) -> tuple[frozenset[str], ...]:
-        """The policies that fit, in each phase that has rows."""
-        return tuple(
-            frozenset(
-                name for name, rows in self.errors.items() if rows[phase].sum() <= match * self.sizes[phase].sum()
-            )
-            for phase in phases
-            if len(self.sizes[phase])
-        )
 
 
 @dataclass(frozen=True)

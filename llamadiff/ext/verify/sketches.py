@@ -10,14 +10,15 @@ import numpy as np
 from llamaref.sums import WeightProduct
 from numpy.typing import NDArray
 
-from llamadiff.judge.by_sketch import Sketched, Sketching
+from llamadiff.ext.verify.by_sketch import Sketching
+from llamadiff.ext.verify.combinations import Combinations
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.coverage import LEAST
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
+from llamadiff.judge.measurement import Sketched
 from llamadiff.judge.measuring import Judge
 from llamadiff.numerics import metrics
-from llamadiff.numerics.combinations import Combinations
 from llamadiff.numerics.policies import F32
 from llamadiff.trace.taps import Tap
 

@@ -15,13 +15,13 @@ from models.small import write_model
 from llamadiff import compare
 from llamadiff.candidates.reference import Recorder, record
 from llamadiff.engines.run_spec import USUAL, How
-from llamadiff.judge import sketches
+from llamadiff.ext.verify import combinations, sketches
+from llamadiff.ext.verify.by_sketch import PART_SHARE, WHOLE_SHARE, Sketching
+from llamadiff.ext.verify.combinations import COUNT, SPAN, Combinations, ErrorSquares, seldom
 from llamadiff.judge.allowance import ROW, VALUE
-from llamadiff.judge.by_sketch import PART_SHARE, WHOLE_SHARE, Sketching
 from llamadiff.judge.lanes import Lane
-from llamadiff.numerics import combinations, metrics
+from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import rounded
-from llamadiff.numerics.combinations import COUNT, SPAN, Combinations, ErrorSquares, seldom
 from llamadiff.report.json import to_object
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
