@@ -42,10 +42,10 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "llamacpp": (
         "llama.cpp's process: what it is asked, what it tells, who reads that.",
         (
-            "blocks", "capture", "child", "dequantize", "devices", "feed", "interface",
-            "layout", "library", "node_checker", "nodes", "observer", "passes", "probes",
-            "quantizing", "readers", "request", "session", "settings_words", "steps",
-            "tap_names", "tensors",
+            "blocks", "capture", "child", "dequantize", "devices", "interface", "layout",
+            "library", "node_checker", "nodes", "observer", "passes", "probes", "quantizing",
+            "readers", "request", "session", "settings_words", "steps", "tap_names",
+            "tensor_transport", "tensors",
         ),
     ),
     "numerics": (
@@ -65,16 +65,16 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "result": (
         "What was found, as data.",
         (
-            "comparison", "conventions", "diagnosis", "logits", "normal", "oddity", "pictured",
-            "rows", "said",
+            "comparison", "conventions", "diagnosis", "logits", "message", "normal", "oddity",
+            "pictured", "rows",
         ),
     ),
     "system": (
         "Files, processes, errors.",
         (
-            "collisions", "commands", "errors", "exits", "input", "leftovers", "libraries",
-            "output", "pages", "progress", "python_child", "started", "stops", "supervised",
-            "supervisor",
+            "collisions", "commands", "errors", "exits", "input", "libraries", "output",
+            "pages", "progress", "python_child", "stale_files", "started", "stops",
+            "supervised", "supervisor",
         ),
     ),
     "trace": (

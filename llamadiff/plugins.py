@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llamadiff.candidates.name_map import Map
-    from llamadiff.candidates.opening import Candidate
+    from llamadiff.candidates.opening import CandidateSpec
     from llamadiff.candidates.pieces import Piece, Unread
     from llamadiff.cli.command import Command
     from llamadiff.engines.model_file import ModelFile, Runnable
@@ -70,11 +70,11 @@ class Slice:
         """Modules of kinds of candidates (``candidates/opening.py``, Source), which are asked before the core's."""
         return ()
 
-    def comparing(self, candidate: Candidate | None, how: How) -> Compare | None:
+    def comparing(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
         """What compares a model with a candidate that is no trace of the same run: a file, steps, a server."""
         return None
 
-    def original(self, candidate: Candidate, model: Runnable, progress: Progress) -> Original | None:
+    def original(self, candidate: CandidateSpec, model: Runnable, progress: Progress) -> Original | None:
         """The checkpoint whose weights a candidate multiplied by in place of the file's."""
         return None
 

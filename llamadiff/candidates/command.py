@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llamadiff.candidates import TRACES
-from llamadiff.candidates.source import Context, Opened
+from llamadiff.candidates.source import CandidateSource, Context
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system import python_child
 from llamadiff.system.commands import split
 from llamadiff.system.errors import UserError
-from llamadiff.system.leftovers import noted
+from llamadiff.system.stale_files import noted
 from llamadiff.system.started import APART, Process, start
 from llamadiff.system.supervised import end
 from llamadiff.trace.reader import Trace
@@ -46,10 +46,10 @@ def files(spec: str) -> Iterator[Path]:
                 yield from (file for file in path.iterdir() if file.is_file() and file.suffix not in REPORTS)
 
 
-def opened(spec: str) -> Opened:
+def opened(spec: str) -> CandidateSource:
     """The command, which is run once the tokens are known; no shell is involved."""
     words_of(spec)
-    return Opened(partial(_loaded, spec))
+    return CandidateSource(partial(_loaded, spec))
 
 
 def _loaded(spec: str, context: Context) -> Trace:

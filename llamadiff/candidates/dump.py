@@ -13,7 +13,7 @@ from pathlib import Path
 
 from llamadiff.candidates.arrays import KINDS, RAW, npz, whole
 from llamadiff.candidates.pieces import Unread, named_row
-from llamadiff.candidates.source import Context, Opened, assemble
+from llamadiff.candidates.source import CandidateSource, Context, assemble
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
 from llamadiff.trace import taps
@@ -43,11 +43,11 @@ def files(spec: str) -> Iterator[Path]:
             yield file.with_suffix(".json")
 
 
-def opened(spec: str) -> Opened:
+def opened(spec: str) -> CandidateSource:
     """The headers of all arrays; values are read when they are wanted."""
     path = Path(spec)
     if not path.is_dir():
-        return Opened(
+        return CandidateSource(
             partial(_loaded, *npz(path), ()),
             (),
             f"{spec}: an .npz states no token ids; a directory with a file tokens does",
@@ -55,7 +55,7 @@ def opened(spec: str) -> Opened:
         )
     tokens = _tokens(path)
     untold = f"{spec}: states no token ids; a file {path / 'tokens'} would hold them"
-    return Opened(partial(_loaded, list(_pieces(path)), _unread(path), tokens), tokens, untold, recorded=True)
+    return CandidateSource(partial(_loaded, list(_pieces(path)), _unread(path), tokens), tokens, untold, recorded=True)
 
 
 def _loaded(pieces: Sequence[Unread], unread: Sequence[str], tokens: tuple[int, ...], context: Context) -> Trace:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from llamadiff.candidates.source import Opened
+from llamadiff.candidates.source import CandidateSource
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 
@@ -32,6 +32,6 @@ def files(spec: str) -> Iterable[Path]:
     return (path,)
 
 
-def opened(spec: str) -> Opened:
+def opened(spec: str) -> CandidateSource:
     """Raises UserError: a model file is not what one computed."""
     raise UserError(f"{spec}: is a model file, not what one computed; compare MODEL PROMPT --candidate {spec} runs it")

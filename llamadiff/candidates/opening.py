@@ -20,7 +20,7 @@ from llamadiff.candidates.foreign import refuse_foreign
 from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.name_map import Map, identity_map
 from llamadiff.candidates.pieces import Piece, named_row
-from llamadiff.candidates.source import Context, Opened, assemble
+from llamadiff.candidates.source import CandidateSource, Context, assemble
 from llamadiff.candidates.trace_file import mapped
 from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How, Run
@@ -29,22 +29,22 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 from llamadiff.trace.reader import Trace
 
-Candidate: TypeAlias = Trace | str | Path | Callable[..., Any]  # a trace, what --candidate takes, or a function
+CandidateSpec: TypeAlias = Trace | str | Path | Callable[..., Any]  # a trace, what --candidate takes, or a function
 
 # Modules; the first that ``matches`` takes a --candidate, those of slices before these.
 KINDS = tuple(f"llamadiff.candidates.{kind}" for kind in ("gguf_file", "command", "dump", "trace_file"))
 
 
-def open_candidate(candidate: Candidate) -> Opened:
+def open_candidate(candidate: CandidateSpec) -> CandidateSource:
     """A candidate, read. Raises UserError if it stands for nothing, or cannot be read.
 
     A function is given the token ids, and if it has a parameter ``n_prefill``, how many to run first, the others one by
     one. It returns arrays by name, a Trace, or the path of what it wrote.
     """
     if isinstance(candidate, Trace):
-        return Opened(partial(mapped, candidate), candidate.info.tokens, run=candidate.info)
+        return CandidateSource(partial(mapped, candidate), candidate.info.tokens, run=candidate.info)
     if callable(candidate):
-        return Opened(partial(_computed, candidate))
+        return CandidateSource(partial(_computed, candidate))
     spec = str(candidate)
     return source_of(spec).opened(spec)
 
@@ -68,7 +68,7 @@ class Source(Protocol):
     def files(self, spec: str) -> Iterable[Path]:
         """The files that are read for it. Raises UserError if they cannot be."""
 
-    def opened(self, spec: str) -> Opened:
+    def opened(self, spec: str) -> CandidateSource:
         """It, read as far as that is possible before anything is run. Raises UserError if it cannot be."""
 
 
@@ -111,15 +111,15 @@ def _piece(name: object, value: Any) -> Piece:
 
 
 @dataclass(frozen=True)
-class Brought:
+class Candidate:
     """A candidate that was read, and how its names are.
 
     ``spec`` is what was given; ``place``: which llama.cpp it may run, and where; ``trace``: it, where it was loaded
     ahead.
     """
 
-    spec: Candidate
-    source: Opened
+    spec: CandidateSpec
+    source: CandidateSource
     mapping: Map
     how: How
     place: Settings
@@ -136,7 +136,7 @@ class Brought:
             raise UserError(f"{self.source.untold}; or give the prompt that was run, or --tokens 1,2,3")
         return replace(run, tokens=self.source.tokens)
 
-    def ahead(self, engine: Runnable, run: Run) -> Brought:
+    def ahead(self, engine: Runnable, run: Run) -> Candidate:
         """Loaded before llama.cpp runs, where that needs no run: so what does not fit is said first."""
         if not self.source.recorded or not run.tokens or run.n_predict:
             return self
@@ -155,10 +155,10 @@ class Brought:
         )
 
 
-def bring(candidate: Candidate | None, how: How, place: Settings | None = None) -> Brought | None:
+def read_candidate(candidate: CandidateSpec | None, how: How, place: Settings | None = None) -> Candidate | None:
     """The candidate, if there is one, and the name map, read. Raises UserError for what cannot be."""
     source = open_candidate(candidate) if candidate is not None else None
     mapping = load_map(how.name_map) if how.name_map is not None else identity_map()
     if candidate is None or source is None:
         return None
-    return Brought(candidate, source, mapping, how, place or Settings())
+    return Candidate(candidate, source, mapping, how, place or Settings())

@@ -52,7 +52,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Opened:
+class CandidateSource:
     """A candidate that was read, as far as that is possible before anything is run.
 
     ``tokens`` are the ids that it states, and ``run`` how it ran them, if it says so; ``untold`` says where it could

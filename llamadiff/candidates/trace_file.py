@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from llamadiff.candidates.pieces import Unread, named_row
-from llamadiff.candidates.source import Context, Opened, assemble
+from llamadiff.candidates.source import CandidateSource, Context, assemble
 from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import KEY
 from llamadiff.trace.reader import Array, Trace
@@ -25,14 +25,14 @@ def files(spec: str) -> Iterable[Path]:
     return [Path(spec)]
 
 
-def opened(spec: str) -> Opened:
+def opened(spec: str) -> CandidateSource:
     """The trace; its tensors are read when they are wanted."""
     trace = Trace.open(spec, bare=True)
     if trace.sketch is not None:
         raise UserError(f"{spec}: is a sketch, which keeps no tensors; give it to llamadiff check, as a recording")
     untold = f"{spec}: no {KEY!r} entry in __metadata__, which would hold the token ids (docs/trace-format.md)"
     run = trace.info if trace.info.tokens else None
-    return Opened(partial(_loaded, trace), trace.info.tokens, untold, recorded=True, run=run)
+    return CandidateSource(partial(_loaded, trace), trace.info.tokens, untold, recorded=True, run=run)
 
 
 def mapped(trace: Trace, context: Context) -> Trace:

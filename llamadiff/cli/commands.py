@@ -11,7 +11,7 @@ import typer
 
 from llamadiff.cli import listings
 from llamadiff.cli.command import JUDGE, LEARN, Command
-from llamadiff.cli.inputs import Asked, prompt_or_trace, rules_of, token_ids, two_traces
+from llamadiff.cli.inputs import RunOptions, prompt_or_trace, rules_of, token_ids, two_traces
 from llamadiff.cli.options import (
     Annotate,
     Candidate,
@@ -64,7 +64,7 @@ def compare(
 ) -> None:  # fmt: skip
     """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
     prompt, candidate = prompt_or_trace(prompt, candidate)
-    asked = Asked(prompt, tokens, chat, n_predict, llama_cpp, only, takes_candidate=True)
+    asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp, only, takes_candidate=True)
     more = {
         "engine": engine, "explain": explain, "partial": partial, "name_map": name_map, "timeout": timeout,
         "expect": token_ids(expect, "--expect"), "steps": steps,
@@ -73,7 +73,7 @@ def compare(
 
 
 def compared(
-    model: Path, asked: Asked, candidate: str | None, tolerance: Path | None, fail_on: str, reports: Reports,
+    model: Path, asked: RunOptions, candidate: str | None, tolerance: Path | None, fail_on: str, reports: Reports,
     more: Mapping[str, Any], files: Sequence[Named] = (),
 ) -> None:  # fmt: skip
     """Run and judge; llama.cpp's process gets ready while what judges is imported."""
@@ -110,7 +110,7 @@ def capture(
     from llamadiff.result.changed import verdict_of
     from llamadiff.verbs import verbs
 
-    asked = Asked(prompt, tokens, chat, n_predict, llama_cpp, only)
+    asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp, only)
     refuse_collisions([("the model", model), *asked.files], [("--output", output)])
     run = asked.run()
     make_room(output, force)
@@ -166,7 +166,7 @@ def backend(
     """Check every node of llama.cpp's graph on its real inputs: for authors of backends and ports."""
     from llamadiff.verbs import verbs
 
-    asked = Asked(prompt, tokens, chat, n_predict, llama_cpp)
+    asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp)
     read = [("the model", model), ("the recorded run", recorded), ("the tolerance file", tolerance), *asked.files]
     refuse_collisions(read, [*kept(keep), *reports.named])
     if recorded is not None and (prompt is not None or tokens or n_predict):

@@ -42,7 +42,7 @@ _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunOptions:
     """What is run, in the words of the options that ask for it."""
 
     prompt: str | None = None

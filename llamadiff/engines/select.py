@@ -14,8 +14,8 @@ from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.coming import coming
 from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.streaming import streamed_trace
 from llamadiff.system.errors import UnrunnableError, UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace.reader import Trace
@@ -60,7 +60,7 @@ def running(
     if engine is None or in_steps:
         yield captured(engine, request, progress, child)
         return
-    with engine.dequantizer.checking_ahead(), coming(request, progress, child) as trace:
+    with engine.dequantizer.checking_ahead(), streamed_trace(request, progress, child) as trace:
         yield engine, trace
 
 

@@ -44,7 +44,7 @@ class Compared:
 
     def exact(self, source: Source) -> Lane:
         """The lane of a source that rounds least."""
-        return next(lane for lane in self.lanes_of(source) if not lane.shaken)
+        return next(lane for lane in self.lanes_of(source) if not lane.is_noise_probe)
 
     def opened(self, source: Source) -> Array | None:
         """Where a tap of a source cannot be judged.

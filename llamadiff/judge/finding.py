@@ -74,7 +74,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Held:
+class StatedStatistic:
     """One statistic: what was stated, llama.cpp's, the engine's, and between which values it is right."""
 
     name: str
@@ -89,4 +89,4 @@ class Held:
         return self.low <= self.stated <= self.high
 
 
-Tried = Mapping[str, Sequence[Held]]  # over which rows -> the statistics
+Tried = Mapping[str, Sequence[StatedStatistic]]  # over which rows -> the statistics

@@ -66,7 +66,7 @@ class Fitted:
     @classmethod
     def of(cls, seen: Compared, source: Source, phases: Sequence[slice]) -> Fitted:
         """All lanes of a source that are no measure of noise."""
-        lanes = [lane for lane in seen.lanes_of(source) if not lane.shaken]
+        lanes = [lane for lane in seen.lanes_of(source) if not lane.is_noise_probe]
         values = [seen.lane(lane, source, ranked=True) for lane in lanes]
         errors = [right.errors(seen.told(source, right)) for right in values]
         sizes = values[0].reference()

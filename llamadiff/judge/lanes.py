@@ -19,16 +19,16 @@ from llamadiff.numerics import arithmetic, metrics
 from llamadiff.numerics.policies import (
     ANGLES,
     BF16,
+    COARSE,
+    COARSE_ATTENTION,
+    COARSE_CACHE,
     F16,
     F32,
-    JITTERS,
     MEASURING,
     NATIVE,
+    PERTURBED,
     READ,
-    READ_SHAKEN,
-    ROUGH,
-    ROUGH_ATTENTION,
-    ROUGH_CACHE,
+    READ_PERTURBED,
     rounding_type,
     sums_of,
 )
@@ -50,9 +50,9 @@ class Lane:
     policy: str
 
     @property
-    def shaken(self) -> bool:
+    def is_noise_probe(self) -> bool:
         """Whether it measures noise, and is no arithmetic of its own."""
-        return self.policy in MEASURING or self.policy == READ_SHAKEN
+        return self.policy in MEASURING or self.policy == READ_PERTURBED
 
     def stored(self, sources: Mapping[str, Source]) -> Mapping[str, str]:
         """The types of its cache, and what its CPU does: as its source has them.
@@ -110,9 +110,9 @@ class Source:
         """Those that its taps are judged by; none for a trace that keeps no tensors."""
         if self.trace.sketch is not None:
             return []
-        read = [READ, READ_SHAKEN] if self.reading else []
-        shaken = [*JITTERS[: self.draws]] if self.sparse or self.is_rough else []
-        shaken += [ROUGH, ROUGH_CACHE, ROUGH_ATTENTION] if self.sparse else []
+        read = [READ, READ_PERTURBED] if self.reading else []
+        shaken = [*PERTURBED[: self.draws]] if self.sparse or self.is_rough else []
+        shaken += [COARSE, COARSE_CACHE, COARSE_ATTENTION] if self.sparse else []
         return [Lane(self.name, policy) for policy in (*self.policies, *read, *shaken)]
 
     @property

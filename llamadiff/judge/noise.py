@@ -18,14 +18,14 @@ from llamadiff.judge.measurement import VARIANTS, UnknownRounding
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.policies import (
     BF16,
+    COARSE,
+    COARSE_ATTENTION,
+    COARSE_CACHE,
     F32,
-    JITTERS,
     MEASURING,
+    PERTURBED,
     READ,
-    READ_SHAKEN,
-    ROUGH,
-    ROUGH_ATTENTION,
-    ROUGH_CACHE,
+    READ_PERTURBED,
 )
 
 Array = NDArray[Any]
@@ -72,11 +72,11 @@ class TapNoise:
         there this counts where some row shows that it is the engine's.
         """
         made, in_f32 = self._made, self.source.precision == F32
-        drawn = [made[policy] for policy in JITTERS if policy in made]
+        drawn = [made[policy] for policy in PERTURBED if policy in made]
         weight = (SHAKEN if self.source.is_rough else SHAKEN_F32) / max(1, len(drawn))
         samples = [Sample(weight, one, self._exact) for one in drawn]
-        if READ_SHAKEN in made:
-            samples.append(Sample(SHAKEN, made[READ_SHAKEN], made[READ]))
+        if READ_PERTURBED in made:
+            samples.append(Sample(SHAKEN, made[READ_PERTURBED], made[READ]))
         if self.span and self.is_certain:
             samples.append(Sample(SHAKEN, self.expected, self._exact))
         if not self.span and not in_f32:  # which arithmetic a tap has can be lost among flips
@@ -101,7 +101,9 @@ class TapNoise:
     @property
     def _arithmetics(self) -> dict[str, metrics.Rows]:
         """Those that round."""
-        return {policy: values for policy, values in self._made.items() if policy not in (*MEASURING, F32, READ_SHAKEN)}
+        return {
+            policy: values for policy, values in self._made.items() if policy not in (*MEASURING, F32, READ_PERTURBED)
+        }
 
     @cached_property
     def is_certain(self) -> bool:
@@ -152,7 +154,7 @@ class TapNoise:
         ``errors``: the rows' sums of squares. The sums of a few squares vary: they may have FEWER times as much.
         ``is_known``: which arithmetic the products have; then only that of attention is unknown.
         """
-        unknown = (F32, *JITTERS, ROUGH_ATTENTION) if is_known else None
+        unknown = (F32, *PERTURBED, COARSE_ATTENTION) if is_known else None
         lanes = [lane for lane in self.seen.lanes_of(self.source) if unknown is None or lane.policy in unknown]
         exact, *others = (self.seen.lane(lane) for lane in lanes)
         mask = self.source.trace.known[self.seen.tap.name]
@@ -179,7 +181,7 @@ class TapNoise:
 
         kept = self.source.precision_of(self.seen.tap.name)
         return UnknownRounding(
-            left(ROUGH), left(ROUGH_CACHE), left(ROUGH_ATTENTION), tolerances.ROUNDING[BF16],
+            left(COARSE), left(COARSE_CACHE), left(COARSE_ATTENTION), tolerances.ROUNDING[BF16],
             OWN * tolerances.ROUNDING[kept] if kept != F32 else 0.0,
             metrics.ratio(float(self.errors[0].sum()), size), metrics.ratio(float(nearest.sum()), size),
             fit.is_certain(nearest, others, exact.reference(), SURE_ROW),

@@ -25,7 +25,7 @@ from llamadiff.judge.compared import Compared
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.measuring import Judge
-from llamadiff.numerics.policies import CACHES, F32, GELU, JITTERS, shaken
+from llamadiff.numerics.policies import CACHES, F32, GELU, PERTURBED, perturbed
 from llamadiff.numerics.rounding_tap import RoundedOnce
 from llamadiff.numerics.summing import Kernel
 from llamadiff.numerics.transposes import advice
@@ -129,7 +129,7 @@ class Replay(RoundedOnce):
 
     def _followed(self, name: str, x: Array, recorded: Mapping[str, Array]) -> Array:
         """What the engine goes on with: the sources' own values in their lanes, where they have any."""
-        if not recorded and not any(lane.shaken for lane in self.lanes):
+        if not recorded and not any(lane.is_noise_probe for lane in self.lanes):
             return x
         if recorded and len(self.lanes) == 1 and self.sources[str(self.lanes[0].source)].is_whole(name):
             return recorded[str(self.lanes[0].source)][None].astype(x.dtype, copy=False)
@@ -139,8 +139,8 @@ class Replay(RoundedOnce):
             if lane.source is not None and lane.source in recorded:
                 own, rows = recorded[lane.source], self.sources[lane.source].whole_rows(name)
                 values = own if rows is None else np.where(_along_first(rows, own), own, values)
-            if lane.policy in JITTERS and lane.source is not None:
-                values = shaken(values, self.sources[lane.source].shown_in(name), JITTERS.index(lane.policy))
+            if lane.policy in PERTURBED and lane.source is not None:
+                values = perturbed(values, self.sources[lane.source].shown_in(name), PERTURBED.index(lane.policy))
             out[number] = values
         return out
 
@@ -177,7 +177,7 @@ class Replay(RoundedOnce):
         return found
 
     def rounded(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
-        """As the lanes round them, and shaken where these are."""
+        """As the lanes round them, and perturbed where these are."""
         rounded = super().rounded(kind, *arrays)
         return rounded if kind in (*CACHES, GELU) else (self.product(rounded[0]), *rounded[1:])
 
@@ -205,12 +205,12 @@ class Replay(RoundedOnce):
         A product before its bias is added; and its operand, which moves a product as rounded weights do.
         """
         kept = [self.sources[lane.source].products if lane.source else F32 for lane in self.lanes]
-        if not any(lane.policy in JITTERS and kind != F32 for lane, kind in zip(self.lanes, kept, strict=True)):
+        if not any(lane.policy in PERTURBED and kind != F32 for lane, kind in zip(self.lanes, kept, strict=True)):
             return y
         y = self._widened(y)
         for number, (lane, kind) in enumerate(zip(self.lanes, kept, strict=True)):
-            if lane.policy in JITTERS:
-                y[number] = shaken(y[number], kind, JITTERS.index(lane.policy))
+            if lane.policy in PERTURBED:
+                y[number] = perturbed(y[number], kind, PERTURBED.index(lane.policy))
         return y
 
     def angles(

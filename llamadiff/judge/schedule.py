@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llamadiff.engines.model_file import Part, Runnable
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source, policies_for
 from llamadiff.judge.replay import Replay
-from llamadiff.numerics.policies import NATIVE, READ, READ_SHAKEN
+from llamadiff.numerics.policies import NATIVE, READ, READ_PERTURBED
 from llamadiff.trace.metadata import Info
 
 Array = NDArray[Any]
@@ -93,7 +93,7 @@ class Schedule:
                 if not missing:
                     self._apart.setdefault(kind, measured.policy_distances)
                 apart = {} if measured.span else self._apart.get(kind, {})
-                tried = [lane.policy for lane in own if lane not in missing and not lane.shaken]
+                tried = [lane.policy for lane in own if lane not in missing and not lane.is_noise_probe]
                 able = {lane for lane in own if _might(measured.nmse, apart, lane, tried)}
                 wanted |= able & missing
                 if not able & missing:  # nor did these fit: they might, elsewhere
@@ -111,7 +111,7 @@ class Schedule:
             return own
         policies = {*_cover([lane.policy for lane in own], needed)} | self._kept[source.name]
         if source.reading:  # which fits nothing to the last bit, and is the engine's all the same
-            policies |= {own[0].policy, READ, READ_SHAKEN}
+            policies |= {own[0].policy, READ, READ_PERTURBED}
         return [lane for lane in own if lane.policy in policies]
 
     def _likely(self, part: Part) -> list[Lane]:
@@ -129,7 +129,7 @@ def _might(nmse: float, apart: Mapping[str, float], lane: Lane, tried: Iterable[
     """Whether a lane may fit a tap that is so far from what was ``tried``; it may if nobody knows how far those are."""
     others = [policy for policy in tried if policy != lane.policy]
     distances = [max(apart.get(lane.policy, 0.0), apart.get(policy, 0.0)) for policy in others]
-    return not apart or lane.shaken or any(other * BEYOND >= nmse >= other / BEYOND for other in distances)
+    return not apart or lane.is_noise_probe or any(other * BEYOND >= nmse >= other / BEYOND for other in distances)
 
 
 def lanes_of(sources: Sequence[Source], weight_types: set[str]) -> list[Lane]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.judge.finding import Held, Tried
+from llamadiff.judge.finding import StatedStatistic, Tried
 from llamadiff.judge.preflight.checks import Check
 from llamadiff.judge.verdict import of_check, of_unjudged
 from llamadiff.numerics.metrics import Rows
@@ -41,12 +41,12 @@ def _scopes(values: Array) -> Iterator[Array]:
     yield from (values, values[-1:], values[:1])
 
 
-def _held(name: str, number: Number, sides: Sequence[Array]) -> Held:
+def _held(name: str, number: Number, sides: Sequence[Array]) -> StatedStatistic:
     found = [_statistic(name, side) for side in sides]
     spread = WIDER * (max(found) - min(found))
     size = float(np.sqrt(np.mean(np.square(sides[0])))) if name == "mean" else abs(found[0])
     room = spread + number.slack + SUMS * size
-    return Held(name, number.value, found[0], found[1], min(found) - room, max(found) + room)
+    return StatedStatistic(name, number.value, found[0], found[1], min(found) - room, max(found) + room)
 
 
 def _statistic(name: str, values: Array) -> float:

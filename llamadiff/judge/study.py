@@ -16,7 +16,7 @@ from llamadiff.engines.run_spec import How
 from llamadiff.judge.finding import Local
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.judge.verdict import WRONG, is_right
-from llamadiff.numerics.policies import JITTERS
+from llamadiff.numerics.policies import PERTURBED
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.result.conventions import Choice, Conventions
 from llamadiff.trace.reader import Trace
@@ -41,7 +41,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Study:
-    """What is under test as it was understood: what is assumed of it, and what passes under that find."""
+    """What is under test as it was infer_conventions: what is assumed of it, and what passes under that find."""
 
     assumed: Assumed
     passes: Passes
@@ -86,7 +86,7 @@ class Bench:
 Look: TypeAlias = Callable[[Bench, Study], Study | None]  # a better study than the one it was given, if it sees one
 
 
-def understood(bench: Bench, candidate: Trace | None, passes: Passes) -> Study:
+def infer_conventions(bench: Bench, candidate: Trace | None, passes: Passes) -> Study:
     """A candidate under the best assumption; ``passes`` were made under none, as the baseline's are."""
     study = Study(Assumed(candidate), passes)
     slices = (look for looks in plugins.each(lambda each: each.looks()) for look in looks)
@@ -101,7 +101,7 @@ def _samples(bench: Bench, study: Study) -> Study | None:
     apart = any(_stands_out(finding.local.get("candidate")) for finding in study.passes.findings)
     if study.assumed.draws > 1 or not apart:
         return None
-    return bench.run(replace(study.assumed, draws=len(JITTERS)))
+    return bench.run(replace(study.assumed, draws=len(PERTURBED)))
 
 
 def _stands_out(local: Local | None) -> bool:

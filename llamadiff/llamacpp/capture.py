@@ -17,9 +17,9 @@ from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.readers import NodeReader, RunReader, Tell, reader_of
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import NoRoomError, UserError
-from llamadiff.system.leftovers import temporary_directory, temporary_place
 from llamadiff.system.output import check_target
 from llamadiff.system.progress import Progress, silent
+from llamadiff.system.stale_files import temporary_directory, temporary_place
 from llamadiff.trace.hashing import is_remembered
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace

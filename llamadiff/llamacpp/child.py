@@ -22,8 +22,8 @@ from llamadiff import plugins
 from llamadiff.llamacpp.request import TOKENIZING, Request, Settings
 from llamadiff.system import python_child as process
 from llamadiff.system.errors import DiedError, NoRoomError, UnrunnableError, UserError
-from llamadiff.system.leftovers import sweep
 from llamadiff.system.progress import Progress
+from llamadiff.system.stale_files import sweep
 from llamadiff.system.started import Process, kill, start
 
 MAX_LOG = 1 << 24  # bytes

@@ -17,14 +17,14 @@ from queue import Queue
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from llamadiff.llamacpp.feed import Voice
 from llamadiff.llamacpp.library import INSTALL, package
 from llamadiff.llamacpp.passes import named
 from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.tensor_transport import Voice
 from llamadiff.system.errors import NoRoomError, UnrunnableError, UserError
 from llamadiff.system.exits import reason
-from llamadiff.system.leftovers import remove_own, sweep
 from llamadiff.system.python_child import asked, await_end, leave_no_core
+from llamadiff.system.stale_files import remove_own, sweep
 
 if TYPE_CHECKING:
     from llamadiff.llamacpp.interface import Library

@@ -14,13 +14,13 @@ from itertools import accumulate, pairwise
 from math import isnan
 from typing import Any
 
-from llamadiff.llamacpp.feed import Feed
 from llamadiff.llamacpp.interface import ABORT, Handle, Library, Room
 from llamadiff.llamacpp.passes import Listener, NoListener, named
 from llamadiff.llamacpp.probes import rounded_probes
 from llamadiff.llamacpp.request import LONG, PLAIN, SCORES, Request, Say, Settings
 from llamadiff.llamacpp.session import SMALL_MODEL, asked, made_context
 from llamadiff.llamacpp.tap_names import tap_of
+from llamadiff.llamacpp.tensor_transport import Feed
 from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError

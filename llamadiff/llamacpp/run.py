@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from queue import Queue
 
-from llamadiff.llamacpp.feed import Feed, Voice
 from llamadiff.llamacpp.interface import Library
 from llamadiff.llamacpp.observer import Observer
 from llamadiff.llamacpp.passes import named
 from llamadiff.llamacpp.request import TOKENIZING, Request
 from llamadiff.llamacpp.session import Loaded, Quiet, load, tokenize, without_bos
+from llamadiff.llamacpp.tensor_transport import Feed, Voice
 
 
 def run(

@@ -17,11 +17,16 @@ Array = NDArray[Any]
 
 F32, NATIVE, F16, BF16 = "f32", "native", "f16", "bf16"
 POLICIES = (F32, NATIVE, F16, BF16)
-JITTERS = ("jitter", "jitter 2", "jitter 3", "jitter 4")  # float32 on values that are shaken by their own rounding
-READ, READ_SHAKEN = "read", "read, shaken"  # roundings read back from a trace: without, and with their noise
+PERTURBED = ("jitter", "jitter 2", "jitter 3", "jitter 4")  # float32 on values that are perturbed by their own rounding
+READ, READ_PERTURBED = "read", "read, perturbed"  # roundings read back from a trace: without, and with their noise
 # what unknown arithmetics may do to a span: to activations; to K and V; to all that attention does
-ROUGH, ROUGH_CACHE, ROUGH_ATTENTION = "8 bits", "4-bit cache", "16-bit attention"
-MEASURING = (*JITTERS, ROUGH, ROUGH_CACHE, ROUGH_ATTENTION)  # policies that are float32 but for the noise they measure
+COARSE, COARSE_CACHE, COARSE_ATTENTION = "8 bits", "4-bit cache", "16-bit attention"
+MEASURING = (
+    *PERTURBED,
+    COARSE,
+    COARSE_CACHE,
+    COARSE_ATTENTION,
+)  # policies that are float32 but for the noise they measure
 
 # Kinds of operands besides types of weights: a cache's rows, RoPE's angles, GELU's argument and value.
 CACHES = CACHE_K, CACHE_V = "cache_k", "cache_v"
@@ -55,7 +60,7 @@ def rounding_type(
         return _MADE[kind] if policy == NATIVE else "F32"
     if policy in MEASURING:
         return "F32"
-    if policy in (READ, READ_SHAKEN):
+    if policy in (READ, READ_PERTURBED):
         read = _read(kind, reading, width)
         return read.base if read is not None else "F32"
     if policy == NATIVE:
@@ -90,21 +95,21 @@ def operands(
     stands = policy == NATIVE and stored.get(kind, to) != to  # a cache's rows are as they were stored
     rounds = [number == 0 or not stands for number in range(len(parts))]
     parts = tuple(arithmetic.rounded(x, to) if own else x for x, own in zip(parts, rounds, strict=True))
-    read = _read(kind, reading, width) if policy == READ_SHAKEN else None
+    read = _read(kind, reading, width) if policy == READ_PERTURBED else None
     if read is not None:
-        parts = tuple(map(read.shaken, parts))
+        parts = tuple(map(read.perturbed, parts))
     return (*_measured(policy, kind, *parts), *sums)
 
 
 def _measured(policy: str, kind: str, first: Array, *others: Array) -> tuple[Array, ...]:
     """Operands with the noise that a policy measures."""
-    if policy == ROUGH and kind not in CACHES:
-        return _ROUGHLY.shaken(first), *others
-    if policy == ROUGH_CACHE and kind in CACHES:
-        return first, *map(_ROUGHLY_KEPT.shaken, others)
-    if policy == ROUGH_ATTENTION and kind == CACHE_K:
+    if policy == COARSE and kind not in CACHES:
+        return _ROUGHLY.perturbed(first), *others
+    if policy == COARSE_CACHE and kind in CACHES:
+        return first, *map(_ROUGHLY_KEPT.perturbed, others)
+    if policy == COARSE_ATTENTION and kind == CACHE_K:
         return first, *map(_scores_moved, others)
-    if policy == ROUGH_ATTENTION and kind == CACHE_V:
+    if policy == COARSE_ATTENTION and kind == CACHE_V:
         return tuple(map(round_bf16, (first, *others)))
     return first, *others
 
@@ -120,12 +125,12 @@ def kept_rows(
 ) -> Array:
     """Rows as a cache keeps them: rounded to its type."""
     to = arithmetic.as_cpu(stored.get(kind, "F32"), stored.get("q8", cpu.AVX))
-    read = _read(kind.replace("cache", "kept"), reading, 0) if policy == READ_SHAKEN else None
+    read = _read(kind.replace("cache", "kept"), reading, 0) if policy == READ_PERTURBED else None
     rows = arithmetic.rounded(rows, to)
-    return rows if read is None else read.shaken(rows)
+    return rows if read is None else read.perturbed(rows)
 
 
-def shaken(values: Array, kept: str, draw: int = 0) -> Array:
+def perturbed(values: Array, kept: str, draw: int = 0) -> Array:
     """Values moved at random by up to half a step of what they are kept in."""
     if values.dtype.kind != "f":
         return values

@@ -30,7 +30,7 @@ class Rounding:
     size: float = 0.0
     sure: bool = True
 
-    def shaken(self, x: Array) -> Array:
+    def perturbed(self, x: Array) -> Array:
         """Values moved at random by as much."""
         if not self.size or x.dtype.kind != "f":
             return x

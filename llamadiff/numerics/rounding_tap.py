@@ -12,7 +12,7 @@ from llamaref.sums import Matrices
 from numpy.typing import NDArray
 
 from llamadiff.numerics.angles import bf16_angles, ggml_angles
-from llamadiff.numerics.policies import NATIVE, ROUGH_ATTENTION, kept_rows, operands, sums_of
+from llamadiff.numerics.policies import COARSE_ATTENTION, NATIVE, kept_rows, operands, sums_of
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.numerics.summing import Kernel, sums_in_half
 
@@ -23,9 +23,9 @@ class Carrier(Tap):
     """The part of a llamaref.Tap that rounds: one arithmetic for each index of the batch axis.
 
     ``ways`` are a policy and the types of the cache (``cache_k``, ``cache_v``) for each; ``reading`` is what the
-    policies READ and READ_SHAKEN do. ``edges``: where batches of rows begin and end, if there are several. Arrays whose
-    batch is 1 are widened where the ways differ. ``lost``: by way, the NMSE that may be left in the last product of
-    sums in float16.
+    policies READ and READ_PERTURBED do. ``edges``: where batches of rows begin and end, if there are several. Arrays
+    whose batch is 1 are widened where the ways differ. ``lost``: by way, the NMSE that may be left in the last product
+    of sums in float16.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Carrier(Tap):
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
     ) -> tuple[Array, Array]:
         made = {NATIVE: ggml_angles(rope, positions, factors)}
-        if any(policy == ROUGH_ATTENTION for policy, _ in self.ways):
-            made[ROUGH_ATTENTION] = bf16_angles(rope, positions, factors)
+        if any(policy == COARSE_ATTENTION for policy, _ in self.ways):
+            made[COARSE_ATTENTION] = bf16_angles(rope, positions, factors)
         chosen = [made.get(policy, (cos, sin)) for policy, _ in self.ways]
         return np.stack([c for c, _ in chosen]), np.stack([s for _, s in chosen])
 

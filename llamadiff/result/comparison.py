@@ -16,10 +16,10 @@ from llamadiff.judge.verdict import MATCH, WRONG, Reason, Ruling, worst_of
 from llamadiff.result.coverage import Coverage
 from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.logits import Logits, Positions
+from llamadiff.result.message import Message
 from llamadiff.result.normal import Answer, is_it_normal
 from llamadiff.result.notebook import as_html
 from llamadiff.result.rows import Row, flat, leading
-from llamadiff.result.said import Said
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -155,15 +155,15 @@ class Comparison(Sides, Judged):
         count = sum(row.local is not None and row.local.sketched for row in self.rows)
         return BySketch(count) if count else None
 
-    def overruled(self, ruling: Ruling, said: Said) -> Comparison:
+    def overruled(self, ruling: Ruling, said: Message) -> Comparison:
         """The same under another verdict, with its reasons after those of the first, and what is said of it then."""
         reasons = (*self.reasons, *ruling.reasons)
         return replace(self, verdict=ruling.verdict, reasons=reasons, headline=said.headline, proof=said.clauses)
 
     @property
-    def said(self) -> Said:
+    def said(self) -> Message:
         """Finding and proof."""
-        return Said(self.headline, self.proof)
+        return Message(self.headline, self.proof)
 
     @property
     def summary(self) -> str:
@@ -221,7 +221,7 @@ def verdict_of(found: Iterable[HasVerdict], refused: object = None) -> str:
     return worst_of((each.verdict for each in found), refused)
 
 
-def assembled(sides: Sides, judged: Judged, ruling: Ruling, said: Said, next_steps: tuple[str, ...]) -> Comparison:
+def assembled(sides: Sides, judged: Judged, ruling: Ruling, said: Message, next_steps: tuple[str, ...]) -> Comparison:
     """The Comparison of two sides, with the verdict and what is said of it. Nothing else makes one."""
     return Comparison(
         **vars(sides),

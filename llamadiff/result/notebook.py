@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from llamadiff.judge.verdict import MATCH, NOISE, UNCHECKED, WRONG
+from llamadiff.result.message import Message
 from llamadiff.result.rows import Row
-from llamadiff.result.said import Said
 
 MOST = 20  # taps
 _TITLES = ("tap", "verdict", "own error", "limit")
@@ -20,7 +20,7 @@ _BADGES = {
 }
 
 
-def as_html(verdict: str, said: Said, rows: Sequence[Row]) -> str:
+def as_html(verdict: str, said: Message, rows: Sequence[Row]) -> str:
     """The finding and the taps that are not right as a piece of HTML; ``frame()`` has every tap."""
     badge = f'<b style="{_BADGES[verdict]};padding:0 0.5em">{verdict.upper()}</b>'
     head = f"<p>{badge} <b>{escape(said.headline)}</b><br>{escape('; '.join(said.clauses))}</p>"

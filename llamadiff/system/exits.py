@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llamadiff.system.errors import UserError
-from llamadiff.system.leftovers import remove_own, sweep
+from llamadiff.system.stale_files import remove_own, sweep
 from llamadiff.system.started import all_ended
 from llamadiff.system.stops import SIGNALS, Stopped, heeded, listen
 

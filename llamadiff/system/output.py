@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from llamadiff.system.errors import NoRoomError, UserError
-from llamadiff.system.leftovers import temporary_file
+from llamadiff.system.stale_files import temporary_file
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 OPEN_FILES_MOVE = sys.platform != "win32"  # whether what is open, or mapped, can have its name taken

@@ -4,7 +4,7 @@ The request is one JSON line on standard input, which stays open as long as some
 is one JSON line on standard output. What the command prints goes to standard error. Of one that ``talks`` all further
 lines are its own, and what it prints comes before the answer, which begins with ``END`` then. One that is given
 ``streams`` has these, and the terminal; all further lines are numbers of signals that it is sent. ``noted`` are the
-temporary files of who waits (leftovers.py), in which a command may write after others have removed them.
+temporary files of who waits (stale_files.py), in which a command may write after others have removed them.
 
 A process whose parent has died was seen before, while that lived. On Linux none escapes: orphans become children of
 this process.
@@ -24,7 +24,7 @@ from queue import Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from llamadiff.system import leftovers
+from llamadiff.system import stale_files
 from llamadiff.system.python_child import adopt_orphans, asked, await_end, die_with_parent
 from llamadiff.system.started import APART
 from llamadiff.system.stops import SIGNALS
@@ -93,9 +93,9 @@ def _run(
         hearing.join(PATIENCE)  # its last words
     if is_alone.is_set():
         await_end(parent)
-        leftovers.sweep()
+        stale_files.sweep()
         if noted and os.getppid() != parent:  # it is dead: others may have swept while the command still wrote
-            leftovers.remove_again(*noted)
+            stale_files.remove_again(*noted)
     is_done.set()
     return {"code": command.returncode}
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from llamadiff.system.errors import UserError
-from llamadiff.system.leftovers import cache_directory
 from llamadiff.system.output import write_whole
+from llamadiff.system.stale_files import cache_directory
 
 LARGE = 64 << 20  # bytes: what is smaller is hashed in no time
 SETTLED = 2.0  # seconds: a file that changed so lately may change again within the same tick of its clock

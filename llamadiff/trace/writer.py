@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.system.errors import UserError
-from llamadiff.system.leftovers import temporary_file
 from llamadiff.system.output import NO_ROOM, OPEN_FILES_MOVE, check_target, moved, unwritten
+from llamadiff.system.stale_files import temporary_file
 from llamadiff.trace.metadata import KEY, Info
 from llamadiff.trace.reader import DTYPES, Trace
 

@@ -24,9 +24,9 @@ from llamadiff.llamacpp.readers import NodeReader
 from llamadiff.llamacpp.request import Request, no_tap_fits
 from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
+from llamadiff.result.message import Message
 from llamadiff.result.pictured import pictured
 from llamadiff.result.rows import Row, blank
-from llamadiff.result.said import Said
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress
 from llamadiff.system.python_child import peak_rss_mb
@@ -178,14 +178,14 @@ def _passes(found: Nodes) -> str:
     return f"a prefill of {found.info.n_prefill} tokens" + (f" and {steps} decode steps" if steps else "")
 
 
-def summarize(rows: Sequence[Row], name: str, passes: str, on_device: bool = False) -> Said:
+def summarize(rows: Sequence[Row], name: str, passes: str, on_device: bool = False) -> Message:
     """What is said of a graph of ``name``'s, in words of the ``passes`` in which its nodes were judged."""
     judged, wrong = [row for row in rows if row.local], [row for row in rows if row.verdict == WRONG]
     gaps = (*_gaps(rows), *[ALONE] * on_device)
     if wrong:
         return _wrong(name, wrong).plus(*gaps)
     if not judged:
-        return Said(f"no node of {name}'s graph could be checked", gaps)
+        return Message(f"no node of {name}'s graph could be checked", gaps)
     worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
     assert worst.local is not None
     noisy = sum(row.verdict == NOISE for row in rows)
@@ -193,10 +193,10 @@ def summarize(rows: Sequence[Row], name: str, passes: str, on_device: bool = Fal
     alone = ", each computed alone" if on_device else ""
     said = f"every checked node of {name}'s graph is {quality} on the inputs it was given{alone}"
     counts = f"{len(judged)} nodes in {passes}, worst own error {worst.local.nmse:.1e} at {worst.tap}"
-    return Said(said, (counts, *gaps))
+    return Message(said, (counts, *gaps))
 
 
-def _wrong(name: str, wrong: Sequence[Row]) -> Said:
+def _wrong(name: str, wrong: Sequence[Row]) -> Message:
     """The first node that is wrong, and how many others are."""
     first = wrong[0]
     assert first.local is not None
@@ -204,7 +204,7 @@ def _wrong(name: str, wrong: Sequence[Row]) -> Said:
     others = [row.tap for row in wrong[1:5]] + ["..."] * (len(wrong) > 5)
     also = [f"{len(wrong) - 1} more nodes are wrong: {', '.join(others)}"] if wrong[1:] else []
     size = f"own error {first.local.nmse:.1e}, limit {first.local.limit:.0e}"
-    return Said(f"{first.tap}: {name}'s {first.op}{by} is wrong on the inputs it was given", (size, *also))
+    return Message(f"{first.tap}: {name}'s {first.op}{by} is wrong on the inputs it was given", (size, *also))
 
 
 def _gaps(rows: Sequence[Row]) -> Iterator[str]:

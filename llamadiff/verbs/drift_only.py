@@ -18,9 +18,9 @@ from llamadiff.numerics.closeup import closeup
 from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
 from llamadiff.result.coverage import Coverage, asked_for_less, coverage_of
 from llamadiff.result.logits import Logits, compare_logits, logit_rows
+from llamadiff.result.message import Message
 from llamadiff.result.pictured import pictured
 from llamadiff.result.rows import Row, blank
-from llamadiff.result.said import Said
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.last_row import is_last_row
@@ -125,25 +125,25 @@ def _logits(b: Array, c: Array, how: How) -> Logits:
     return replace(found, after=len(rows))
 
 
-def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> Said:
+def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> Message:
     if rows and all(row.verdict == MATCH for row in rows):
         if coverage.is_enough:
-            return Said(f"the two traces agree on all {len(rows)} taps that both have")
+            return Message(f"the two traces agree on all {len(rows)} taps that both have")
         part = f"{coverage.judged} of {coverage.taps} taps"
         said = f"the two traces agree as far as both were recorded: {part}"
-        return Said(said, (unjudged.lacking(rows, coverage),))
+        return Message(said, (unjudged.lacking(rows, coverage),))
     return unchecked("the candidate", rows)
 
 
-def _sketch_sentence(rows: Sequence[Row], projections: int, rules: Sequence[tolerances.Rule]) -> Said:
+def _sketch_sentence(rows: Sequence[Row], projections: int, rules: Sequence[tolerances.Rule]) -> Message:
     """Which taps differ as far as estimates prove it: by more than the limit, were they as much too large as can be."""
     most = at_most(projections)
     far = [row for row in rows if row.drift and not row.drift.nmse <= most * _limit(row, rules)]
     if not rows:
         return unchecked("the candidate", rows)
     if not far:
-        return Said("a sketch cannot show that two runs are the same; no tap differs by more than it can prove")
-    return Said(f"{far[0].tap} is the first of {len(far)} taps that differ by more than a sketch leaves in doubt")
+        return Message("a sketch cannot show that two runs are the same; no tap differs by more than it can prove")
+    return Message(f"{far[0].tap} is the first of {len(far)} taps that differ by more than a sketch leaves in doubt")
 
 
 def _limit(row: Row, rules: Sequence[tolerances.Rule]) -> float:

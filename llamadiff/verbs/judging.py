@@ -21,7 +21,7 @@ from llamadiff.judge.preflight.checks import Check, check_runnable, check_same_r
 from llamadiff.judge.preflight.shapes import admitted, misfit_checks, steps_when_misfit
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.judge.statistics import statistics_check
-from llamadiff.judge.study import Bench, Study, understood
+from llamadiff.judge.study import Bench, Study, infer_conventions
 from llamadiff.judge.verdict import WRONG, Ruling, of_run, of_unjudged
 from llamadiff.numerics.policies import F32
 from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
@@ -108,7 +108,7 @@ def _studied(bench: Bench, candidate: Trace | None, keep: Path | None) -> Study:
     """As many passes as it takes to tell what is a candidate's convention from what is wrong."""
     passes = run_passes(bench.model, bench.baseline, candidate, bench.how, keep)
     bench.baseline.wait()
-    return understood(bench, candidate, passes)
+    return infer_conventions(bench, candidate, passes)
 
 
 def _gated(result: Comparison, model: Runnable, baseline: Trace, study: Study, gate: Gate) -> Comparison:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llamadiff.candidates.opening import Candidate
+from llamadiff.candidates.opening import CandidateSpec
 from llamadiff.engines.run_spec import USUAL, Gate, How
 from llamadiff.result.changed import Changed
 from llamadiff.result.comparison import Comparison
@@ -16,7 +16,7 @@ from llamadiff.verbs.verbs import check
 
 def checked(
     path: Path,
-    candidate: Candidate | None,
+    candidate: CandidateSpec | None,
     model: str | Path | None,
     partial: bool,
     limits: tuple[float | None, float | None],

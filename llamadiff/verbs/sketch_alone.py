@@ -15,8 +15,8 @@ from llamadiff.judge.sketching import at_most
 from llamadiff.judge.verdict import Ruling, of_unjudged
 from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
 from llamadiff.result.coverage import coverage_of
+from llamadiff.result.message import Message
 from llamadiff.result.rows import Row, unjudged_row
-from llamadiff.result.said import Said
 from llamadiff.trace.reader import Trace
 
 NEXT = ("give a candidate: its own ops are judged in full, by what it records itself",)
@@ -37,7 +37,7 @@ def sketch_alone(model: Runnable, baseline: Trace, sides: Sides, how: How) -> Co
     return assembled(sides, judged, Ruling(of_unjudged()), said, NEXT)
 
 
-def _said(rows: Sequence[Row], projections: int) -> Said:
+def _said(rows: Sequence[Row], projections: int) -> Message:
     """What the drifts come to: where the first is that rounding does not explain."""
     most = at_most(projections)
     limit = f"an estimate of {projections} projections a token is up to {most:.1f} times too large"
@@ -48,10 +48,10 @@ def _said(rows: Sequence[Row], projections: int) -> Said:
         near = (
             f"the engine's own run is near all its {len(rows)} taps: at most {worst:.1f} times what rounding explains"
         )
-        return Said(start, (f"{near}, which does not say that they are right", limit))
+        return Message(start, (f"{near}, which does not say that they are right", limit))
     assert far.ratio_to_noise is not None
     found = f"the engine's own run leaves it at {far.tap}, by {far.ratio_to_noise:.1f} times what rounding explains"
-    return Said(start, (found, limit, "record anew, and look at the difference: llamadiff check --update"))
+    return Message(start, (found, limit, "record anew, and look at the difference: llamadiff check --update"))
 
 
 def note_on(baseline: Trace) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import metrics
 from llamadiff.result.changed import Changed
 from llamadiff.system.errors import UserError
-from llamadiff.system.leftovers import temporary_directory
 from llamadiff.system.output import check_target, unwritten
+from llamadiff.system.stale_files import temporary_directory
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace

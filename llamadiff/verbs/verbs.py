@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llamadiff import plugins
-from llamadiff.candidates.opening import Brought, Candidate, bring, files_of
+from llamadiff.candidates.opening import Candidate, CandidateSpec, files_of, read_candidate
 from llamadiff.engines.batches import answers_otherwise, as_it_ran, as_stated
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import graph_of_run
@@ -54,7 +54,7 @@ class Compare(Protocol):
     """
 
     def __call__(
-        self, model: str | Path, candidate: Candidate | None, run: Run, how: How, folder: Path, child: Child
+        self, model: str | Path, candidate: CandidateSpec | None, run: Run, how: How, folder: Path, child: Child
     ) -> Comparison: ...
 
 
@@ -64,7 +64,7 @@ COMPARED = ("type_k", "type_v", "flash_attn")  # settings that change what is co
 def compare(
     model: str | Path,
     prompt: str | Sequence[int] | Run | None = None,
-    candidate: Candidate | None = None,
+    candidate: CandidateSpec | None = None,
     how: How = USUAL,
     save: str | Path | None = None,
     child: Child | None = None,
@@ -86,7 +86,7 @@ def compare(
     with child or Child(run.settings) as ready:  # gets ready while the model is opened
         ready.meanwhile.append(_get_ready_to_judge)
         ready.ahead(Request(str(model), settings=run.settings))
-        brought = bring(candidate, how, run.settings.place)
+        brought = read_candidate(candidate, how, run.settings.place)
         file = ModelFile(model, how.precision, run.settings.threads)
         engine, used = in_engine(file, how, run.settings.threads)
         run = brought.tokens_for(run) if brought is not None else run
@@ -103,7 +103,7 @@ def compare(
 
 
 def _judged_run(
-    engine: Runnable | None, request: Request, brought: Brought | None, how: How, child: Child, keep: Path | None,
+    engine: Runnable | None, request: Request, brought: Candidate | None, how: How, child: Child, keep: Path | None,
     started: float,
 ) -> Comparison:  # fmt: skip
     """llama.cpp's run, judged while it goes on, with the candidate or alone.
@@ -117,7 +117,7 @@ def _judged_run(
         n_prompt, trace = baseline.info.n_prefill, None
         if brought is not None:
             trace = brought.loaded(model, baseline)
-            model, baseline = _run_as(trace, model, baseline, request, how.progress)
+            model, baseline = _rerun_with_candidate_batches(trace, model, baseline, request, how.progress)
         capture_s = time.perf_counter() - started
         from llamadiff.verbs.greedy import parting, with_parting
         from llamadiff.verbs.judging import judge
@@ -131,7 +131,7 @@ def _judged_run(
         return with_parting(result, parting(baseline, trace, n_prompt, n_predict > 0, model.vocabulary.text))
 
 
-def _original_behind(brought: Brought | None, model: Runnable, progress: Progress) -> Original | None:
+def _original_behind(brought: Candidate | None, model: Runnable, progress: Progress) -> Original | None:
     """The checkpoint that a candidate runs, where that can stand in for the file."""
     if brought is None:
         return None
@@ -156,7 +156,7 @@ def _workplace(save: str | Path | None) -> AbstractContextManager[str | Path]:
     return scratch_directory() if save is None else made_directory(Path(save))
 
 
-def _run_as(
+def _rerun_with_candidate_batches(
     trace: Trace, engine: Runnable, baseline: Trace, request: Request, progress: Progress
 ) -> tuple[Runnable, Trace]:
     """llama.cpp's run as the candidate's was, where that is another one: then it is run again."""
@@ -190,7 +190,7 @@ def check(
     trace: str | Path | Trace,
     model: str | Path,
     how: How = USUAL,
-    candidate: Candidate | None = None,
+    candidate: CandidateSpec | None = None,
     threads: int = 0,
 ) -> Comparison:
     """Judge a recorded llama.cpp trace with the engine, or a candidate that runs the trace's tokens.
@@ -201,7 +201,7 @@ def check(
     from llamadiff.verbs.judging import judge
 
     started = time.perf_counter()
-    baseline, brought = _read(trace), bring(candidate, how)
+    baseline, brought = _read(trace), read_candidate(candidate, how)
     opened, used = opened_for(model, baseline, str(baseline.path or "the trace"), threads=threads)
     own = brought.loaded(opened, baseline) if brought is not None else None
     if own is not None:
@@ -240,14 +240,14 @@ def _judged_by(model: str | Path, baseline: Trace, candidate: Trace, how: How) -
 
     n_prompt, parted = baseline.info.n_prefill, answers_otherwise(baseline.info, candidate.info)
     if parted:
-        baseline = _run_again(model, baseline, candidate.info, how.progress)
+        baseline = _rerun_on_candidate_tokens(model, baseline, candidate.info, how.progress)
     opened, used = opened_for(model, baseline, "the baseline", how.progress)
     graph = None if opened.by_graph else partial(graph_of_run, opened, baseline, how.progress)
     result = replace(judge(opened, baseline, candidate, how, graph=graph), engine=used)
     return with_parting(result, parting(baseline, candidate, n_prompt, parted, opened.vocabulary.text))
 
 
-def _run_again(model: str | Path, baseline: Trace, candidate: Info, progress: Progress) -> Trace:
+def _rerun_on_candidate_tokens(model: str | Path, baseline: Trace, candidate: Info, progress: Progress) -> Trace:
     """llama.cpp's run of what a candidate ran after the baseline's prompt; the baseline itself, if it is not its."""
     producer = baseline.info.producer
     if producer.get("name") != "llama.cpp":
@@ -339,7 +339,7 @@ def list_nodes(model: str | Path, n_tokens: int, settings: Settings = PLAIN) -> 
 
 
 def compared_files(
-    model: str | Path | None, candidate: Candidate | None = None, name_map: str | None = None
+    model: str | Path | None, candidate: CandidateSpec | None = None, name_map: str | None = None
 ) -> Iterator[Named]:
     """The files that a comparison reads. Raises UserError for a candidate that is nothing."""
     yield "the model", model

@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Any, TypeVar, cast
 
 from llamadiff.system.errors import UserError
-from llamadiff.system.leftovers import remove_own
 from llamadiff.system.python_child import die_with_parent
+from llamadiff.system.stale_files import remove_own
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")

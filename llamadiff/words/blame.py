@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from llamadiff.judge.fact import ANSWERS, Fact
 from llamadiff.judge.verdict import NOISE, WRONG, is_right
 from llamadiff.result.diagnosis import Diagnosis
+from llamadiff.result.message import Message
 from llamadiff.result.rows import Row, is_slight, leading, stem
-from llamadiff.result.said import Said
 from llamadiff.words import diagnosis_text as say
 from llamadiff.words import unjudged
 
@@ -25,7 +25,7 @@ _FEW_TAPS = 4
 ALIKE, OTHER_VALUES, UNLIKE, UNREAD = "alike", "with other values", "unlike", "unread"
 
 
-def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subject: str, gaps: bool) -> Said:
+def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subject: str, gaps: bool) -> Message:
     """What is wrong, the leading tap first. ``whose`` trace it is; ``subject`` begins the headline, if it is not yours.
 
     ``gaps``: not every tap was recorded.
@@ -46,14 +46,14 @@ def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subje
     why = _why(first, diagnosis)
     if why is not None and why.known:
         also = list(_other_causes([d for d in diagnosis if d is not why], rows, why))
-        return Said(subject + headline(why, rows), tuple(proof(why, rows))).plus(*also, *ends)
+        return Message(subject + headline(why, rows), tuple(proof(why, rows))).plus(*also, *ends)
     return _unlisted(first, others, [row.tap for row in slight], diagnosis, subject, rows).plus(*ends)
 
 
 def _unlisted(
     first: Row, others: Sequence[Row], slight: Sequence[str], diagnosis: Sequence[Diagnosis], subject: str,
     rows: Sequence[Row],
-) -> Said:  # fmt: skip
+) -> Message:  # fmt: skip
     """What is wrong that no known bug is: what its values tell, and of which layers and other ops that is true."""
     known = [d for d in diagnosis if d.known]
     named = {*slight}.union(*(d.taps for d in known))
@@ -67,7 +67,7 @@ def _unlisted(
     varies = any(how == OTHER_VALUES for row, how in found if row in same)
     alike = [row for row, how in found if row in same and (how == ALIKE or (how == UNREAD and not varies))]
     given = told.says if told is not None else f"wrong on the inputs {'they were' if first.span else 'it was'} given"
-    said = Said(f"{subject}{place(first, _layers(alike))}: {given}", tuple(_unknown(first, why)))
+    said = Message(f"{subject}{place(first, _layers(alike))}: {given}", tuple(_unknown(first, why)))
     return said.plus(*_where_else(found, same, alike, told), *_other_causes(known, rows))
 
 
@@ -181,18 +181,18 @@ def _unknown(row: Row, why: Diagnosis | None) -> Iterator[str]:
         yield say.nearest(why).split(";")[0]
 
 
-def _recorded_wrongly(records: Sequence[Row], rows: Sequence[Row], whose: str) -> Said:
+def _recorded_wrongly(records: Sequence[Row], rows: Sequence[Row], whose: str) -> Message:
     """That taps were written wrongly, what shows that they were computed rightly, and what they hold instead."""
     first, *others = [_record(row, rows, whose) for row in records[:_FEW]]
     more = [f"{len(records) - _FEW} more taps were recorded wrongly"] if len(records) > _FEW else []
     return first.plus(*(other.sentence for other in others), *more)
 
 
-def _record(row: Row, rows: Sequence[Row], whose: str) -> Said:
+def _record(row: Row, rows: Sequence[Row], whose: str) -> Message:
     readers = [other.tap for other in rows if row.tap in other.span]
     facts = [fact.says for fact in row.local.facts[:1]] if row.local is not None else []
     named = f" ({', '.join(readers[:_FEW])})" if readers else ""
-    said = Said(f"{row.tap}: {whose} recorded it wrongly and computed it rightly")
+    said = Message(f"{row.tap}: {whose} recorded it wrongly and computed it rightly")
     return said.plus(f"what is computed from it{named} is right", *facts)
 
 

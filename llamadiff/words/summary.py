@@ -13,8 +13,8 @@ from llamadiff.judge.statistics import CHECK as STATISTICS
 from llamadiff.judge.verdict import MATCH, NOISE, UNCHECKED, WRONG
 from llamadiff.result.comparison import Judged, Sides
 from llamadiff.result.coverage import Coverage
+from llamadiff.result.message import Message
 from llamadiff.result.rows import Row
-from llamadiff.result.said import Said
 from llamadiff.trace.taps import WEIGHTS
 from llamadiff.words import diagnosis_text, unjudged
 from llamadiff.words.blame import blame, quality
@@ -22,7 +22,7 @@ from llamadiff.words.blame import blame, quality
 _FEW_WAYS = 2  # of computing, that are told
 
 
-def summarize(verdict: str, sides: Sides, judged: Judged) -> Said:
+def summarize(verdict: str, sides: Sides, judged: Judged) -> Message:
     """Which op is wrong since which layer, or that none is and how much noise there is."""
     said = _found(verdict, sides, judged)
     failed = [check for check in judged.preflight if check.verdict == WRONG]
@@ -38,16 +38,16 @@ def summarize(verdict: str, sides: Sides, judged: Judged) -> Said:
     )
 
 
-def _found(verdict: str, sides: Sides, judged: Judged) -> Said:
+def _found(verdict: str, sides: Sides, judged: Judged) -> Message:
     """What the taps say; of a candidate without taps, what its shapes, statistics or weights say."""
     checks = judged.preflight
     weights, stated = [check for check in checks if check.name.startswith(WEIGHTS)], _stated(checks)
     if not judged.rows and any(check.name == SHAPES for check in checks):
-        return Said("nothing else could be judged", tuple(stated))
+        return Message("nothing else could be judged", tuple(stated))
     if not judged.rows and stated:
-        return Said("; ".join(stated))
+        return Message("; ".join(stated))
     if not judged.rows and weights:
-        return Said(_weights_alone(_name(sides.candidate), weights))
+        return Message(_weights_alone(_name(sides.candidate), weights))
     return _judgement(verdict, sides, judged)
 
 
@@ -115,7 +115,7 @@ def _name(candidate: Mapping[str, Any]) -> str:
     return str(candidate.get("name") or "the candidate")
 
 
-def _judgement(verdict: str, sides: Sides, judged: Judged) -> Said:
+def _judgement(verdict: str, sides: Sides, judged: Judged) -> Message:
     """What the taps say."""
     rows, diagnosis, gaps = judged.rows, judged.diagnosis, bool(judged.missing)
     baseline, is_engine = sides.baseline, sides.is_engine
@@ -128,7 +128,7 @@ def _judgement(verdict: str, sides: Sides, judged: Judged) -> Said:
         return unjudged.unjudgeable(whose, str(baseline.get("name")), rows).plus(*also)
     if judged.blamed:
         right = _right(whose, rows, gaps) if rows else unchecked(whose, rows, gaps, judged.coverage)
-        return Said(_off(judged.blamed, baseline), (right.headline, *right.clauses))
+        return Message(_off(judged.blamed, baseline), (right.headline, *right.clauses))
     if verdict == UNCHECKED or not rows:
         return unchecked(whose, rows, gaps, judged.coverage)
     ways = [f"it {diagnosis_text.clause(d)}" for d in diagnosis if d.harmless][:_FEW_WAYS]
@@ -158,13 +158,13 @@ def _possessive(name: str) -> str:
     return f"{name}'" if name.endswith("s") else f"{name}'s"
 
 
-def _right(whose: str, rows: Sequence[Row], gaps: bool) -> Said:
+def _right(whose: str, rows: Sequence[Row], gaps: bool) -> Message:
     judged = [row for row in rows if row.local is not None]
     noisy = sum(row.verdict == NOISE for row in rows)
     subject = f"what was recorded of {whose}" if gaps else f"every op of {whose}"
     noise = f", {noisy} of them noise" if noisy else ""
     clause = f"{_counted(len(judged), 'tap')} judged{noise}, {_worst(judged)}"
-    return Said(f"{subject} is {quality(rows)} on the inputs it was given", (clause,))
+    return Message(f"{subject} is {quality(rows)} on the inputs it was given", (clause,))
 
 
 def _worst(judged: Sequence[Row]) -> str:
@@ -174,12 +174,12 @@ def _worst(judged: Sequence[Row]) -> str:
     return f"worst own error {worst.local.nmse:.1e} at {worst.tap}"
 
 
-def _right_so_far(whose: str, rows: Sequence[Row], coverage: Coverage) -> Said:
+def _right_so_far(whose: str, rows: Sequence[Row], coverage: Coverage) -> Message:
     """That what was judged is right, and that it is not enough."""
     judged = [row for row in rows if row.local is not None]
     part = f"{coverage.judged} of {coverage.taps} taps"
     said = f"{whose} is {quality(judged)} as far as it was recorded: {part}"
-    return Said(said, (_worst(judged), unjudged.lacking(rows, coverage)))
+    return Message(said, (_worst(judged), unjudged.lacking(rows, coverage)))
 
 
 def _drift(rows: Sequence[Row], is_engine: bool) -> str:
@@ -199,15 +199,15 @@ def _drift(rows: Sequence[Row], is_engine: bool) -> str:
     return f"{last.tap} drifts {last.drift.nmse:.1e} from {against}, {explained} what rounding in products explains"
 
 
-def unchecked(whose: str, rows: Sequence[Row], gaps: bool = False, coverage: Coverage | None = None) -> Said:
+def unchecked(whose: str, rows: Sequence[Row], gaps: bool = False, coverage: Coverage | None = None) -> Message:
     """That nothing was found wrong, and why that does not say that all is right."""
     if not rows:
-        return Said(f"nothing could be judged: {whose} recorded no tap of this model")
+        return Message(f"nothing could be judged: {whose} recorded no tap of this model")
     differing = [row for row in rows if row.verdict == UNCHECKED]
     if differing and differing[0].local is not None and differing[0].local.unclear:
         return unjudged.unclear(whose, differing)
     if differing:
-        return Said(_differing(differing), ("give --model to learn which op is wrong",))
+        return Message(_differing(differing), ("give --model to learn which op is wrong",))
     if coverage is not None and not coverage.is_enough:
         return _right_so_far(whose, rows, coverage)
     return _right(whose, rows, gaps)

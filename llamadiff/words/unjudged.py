@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from llamadiff.judge.finding import Local
 from llamadiff.judge.verdict import UNCHECKED, is_right
 from llamadiff.result.coverage import Coverage
+from llamadiff.result.message import Message
 from llamadiff.result.rows import Row
-from llamadiff.result.said import Said
 from llamadiff.trace.taps import LOGITS
 
 FEW = 4
@@ -81,14 +81,14 @@ def open_rest(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{len(taps)} taps, from {taps[0]} on, are computed from NaN or Inf and could not be judged"
 
 
-def unjudgeable(whose: str, baseline: str, rows: Sequence[Row]) -> Said:
+def unjudgeable(whose: str, baseline: str, rows: Sequence[Row]) -> Message:
     """That no finite values are right somewhere, though nothing is wrong: who has them, and what that leaves open."""
     first, *after = [row for row in rows if has_open_places(row)]
     assert first.local is not None
     others = f", nor can {_counted(len(after))} after it" if after else ""
     right = sum(is_right(row.verdict) for row in rows)
     both = whose != baseline and first.baseline is not None and (first.baseline.nan or first.baseline.inf)
-    said = Said(
+    said = Message(
         f"{first.tap} cannot be judged{_in_tokens(first.local)}{others}: even the right op gives NaN or Inf there",
         (f"this is on the inputs that {whose} recorded",),
     )
@@ -108,19 +108,19 @@ def step_when_unjudgeable(rows: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def unclear(whose: str, rows: Sequence[Row]) -> Said:
+def unclear(whose: str, rows: Sequence[Row]) -> Message:
     """That a span is off by as much as a rounding that cannot be seen may leave."""
     first = rows[0]
     assert first.local is not None
     if not first.span:
-        return Said(
+        return Message(
             f"{first.tap} cannot be judged: how {whose} rounds to eight bits is not known",
             (f"its ggml gave no answer that is known, and {first.tap} is off by an NMSE of {first.local.nmse:.1e}",),
         )
     where = f"{first.span[0]} to {first.span[-1]}"
     attends = any(name.startswith(ATTENTION) for name in (*first.span, first.tap))
     may = "rounding to 8 or 16 bits, or a cache of 4 bits," if attends else "rounding to 8 or 16 bits"
-    return Said(
+    return Message(
         f"{first.tap} cannot be judged: what was not recorded before it is off, as much as rounding may leave",
         (
             f"{where} were not recorded, and {first.tap} is off by an NMSE of {first.local.nmse:.1e}",

@@ -11,7 +11,7 @@ from command import run
 from models import small
 from optional import needs_slices
 
-from llamadiff.cli.inputs import Asked, prompt_or_trace
+from llamadiff.cli.inputs import RunOptions, prompt_or_trace
 from llamadiff.trace.reader import Trace
 
 
@@ -141,5 +141,5 @@ def test_each_report_shows_what_was_run(command, tmp_path):
 def test_a_text_is_a_prompt(prompt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.safetensors").touch()
-    assert Asked(prompt).run().prompt == prompt
+    assert RunOptions(prompt).run().prompt == prompt
     assert prompt_or_trace(prompt, None) == (prompt, None)

@@ -309,7 +309,7 @@ def eventually(look: Callable[[], list[Any]]) -> list[Any]:
 LITTERING = """
 import os, sys, time
 from pathlib import Path
-from llamadiff.system.leftovers import temporary_directory, temporary_file
+from llamadiff.system.stale_files import temporary_directory, temporary_file
 with temporary_file(Path(sys.argv[1])) as file, temporary_directory() as folder:
     file.write_text("half of it")
     (folder / "big").write_text("gigabytes")

@@ -16,8 +16,8 @@ from typing import TypeVar
 from llamadiff.system import libraries
 from llamadiff.system.commands import split
 from llamadiff.system.errors import UserError
-from llamadiff.system.leftovers import cache_directory, is_private, temporary_directory
 from llamadiff.system.output import write_whole
+from llamadiff.system.stale_files import cache_directory, is_private, temporary_directory
 
 Used = TypeVar("Used")
 MOST = 20  # shims that are kept

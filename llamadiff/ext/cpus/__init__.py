@@ -40,7 +40,7 @@ class Cpus(Slice):
         return DeviceNodes(compute, decoder, on_device)
 
     def runner(self) -> StartElsewhere:
-        from llamadiff.ext.cpus.there import start_there
+        from llamadiff.ext.cpus.remote_bootstrap import start_there
 
         return start_there
 

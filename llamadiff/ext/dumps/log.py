@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates import name_map
-from llamadiff.candidates.source import Context, Opened
+from llamadiff.candidates.source import CandidateSource, Context
 from llamadiff.ext.dumps.loglines import MAX_LINE, MAX_LINES, TOKENS, Block, Listed, Log, read_lines
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
@@ -42,13 +42,13 @@ def files(spec: str) -> Iterable[Path]:
     return [Path(spec)]
 
 
-def opened(spec: str) -> Opened:
+def opened(spec: str) -> CandidateSource:
     """The log, of which the token ids are read."""
     path = Path(spec)
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{path}: {path.stat().st_size >> 20} MiB of text; write a trace instead")
     untold = f"{spec}: the log states no token ids, such as tokens: [1, 15043, 29892]"
-    return Opened(partial(_loaded, path), _tokens(path), untold)
+    return CandidateSource(partial(_loaded, path), _tokens(path), untold)
 
 
 def _is_text(path: Path) -> bool:

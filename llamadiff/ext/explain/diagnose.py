@@ -109,7 +109,7 @@ def scene_of(
     """
     judge, source = passes.judge, passes.judge.sources[under_test]
     carrier = Carrier(
-        [(lane.policy, source.stored) for lane in source.lanes if not lane.shaken], source.reading, judge.edges
+        [(lane.policy, source.stored) for lane in source.lanes if not lane.is_noise_probe], source.reading, judge.edges
     )
     shapes = {finding.tap.name: finding.shape for finding in passes.findings}
     tokens, where = source.trace.info.tokens, (judge.positions, judge.edges, judge.n_prefill)

@@ -18,7 +18,7 @@ from llamadiff.ext.explain.subgraph import Subgraph, subgraph_of
 from llamadiff.ext.explain.together import errors
 from llamadiff.ggml.engine import Alter
 from llamadiff.judge.fit import PARTLY
-from llamadiff.numerics.policies import F32, ROUGH
+from llamadiff.numerics.policies import COARSE, F32
 from llamadiff.numerics.rounding_tap import Carrier
 
 EXPLAINS = 0.01  # what a fit may leave of the right op's error
@@ -134,7 +134,7 @@ def _by_drop(case: Case, base: Subgraph, tried: Sequence[Fit], right: float) -> 
 
 def _roughly(case: Case, base: Subgraph) -> float:
     """How far from float32 rounding to 8 bits may take the right op: NMSE."""
-    ways = [(policy, case.carrier.ways[0][1]) for policy in (F32, ROUGH)]
+    ways = [(policy, case.carrier.ways[0][1]) for policy in (F32, COARSE)]
     run = replace(case.run, carrier=Carrier(ways, edges=case.carrier.edges))
     exact, rough = base.afresh.compute(replace(case, run=run))
     return case.nmse_between(rough, exact)

@@ -10,7 +10,7 @@ from llamadiff.plugins import Slice
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llamadiff.candidates.opening import Candidate
+    from llamadiff.candidates.opening import CandidateSpec
     from llamadiff.cli.command import Command
     from llamadiff.engines.model_file import ModelFile, Runnable
     from llamadiff.system.progress import Progress
@@ -32,7 +32,7 @@ class File(Slice):
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.file.transformers",)
 
-    def original(self, candidate: Candidate, model: Runnable, progress: Progress) -> Original | None:
+    def original(self, candidate: CandidateSpec, model: Runnable, progress: Progress) -> Original | None:
         if not isinstance(candidate, str) or not candidate.startswith("transformers:"):
             return None
         from llamadiff.ext.file.original import original_behind

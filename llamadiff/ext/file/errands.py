@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 
 from llamadiff.llamacpp.blocks import blocks_of
-from llamadiff.llamacpp.feed import Feed
 from llamadiff.llamacpp.interface import Library
 from llamadiff.llamacpp.request import Request, Say
 from llamadiff.llamacpp.session import Quiet, load
+from llamadiff.llamacpp.tensor_transport import Feed
 
 
 def load_only(library: Library, request: Request, say: Say, feed: Feed) -> None:

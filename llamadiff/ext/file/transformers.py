@@ -22,7 +22,7 @@ from llamadiff.candidates import name_map
 from llamadiff.candidates.map_file import HF
 from llamadiff.candidates.name_map import Entry
 from llamadiff.candidates.pieces import Piece
-from llamadiff.candidates.source import Context, Opened, assemble
+from llamadiff.candidates.source import CandidateSource, Context, assemble
 from llamadiff.candidates.torch_modules import run
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
@@ -54,11 +54,11 @@ def files(spec: str) -> Iterator[Path]:
         yield from (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else (path,)
 
 
-def opened(spec: str) -> Opened:
+def opened(spec: str) -> CandidateSource:
     """The model, which is loaded once the tokens are known."""
     if find_spec("torch") is None or find_spec("transformers") is None:
         raise UserError("--candidate transformers: needs torch and transformers: pip install 'llamadiff[transformers]'")
-    return Opened(partial(_recorded, *_parsed(spec)))
+    return CandidateSource(partial(_recorded, *_parsed(spec)))
 
 
 def checkpoint_of(spec: str) -> Path | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
-    from llamadiff.candidates.opening import Candidate
+    from llamadiff.candidates.opening import CandidateSpec
     from llamadiff.cli.command import Command
     from llamadiff.engines.run_spec import How
     from llamadiff.report.tables import Table
@@ -27,7 +27,7 @@ class Loss(Slice):
 
         return COMMANDS
 
-    def comparing(self, candidate: Candidate | None, how: How) -> Compare | None:
+    def comparing(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
         from llamadiff.candidates.gguf_file import is_model_file
 
         if not is_model_file(candidate):

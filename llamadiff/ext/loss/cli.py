@@ -10,7 +10,7 @@ import typer
 from llamadiff.candidates.gguf_file import is_model_file
 from llamadiff.cli.command import FILE, Command
 from llamadiff.cli.commands import compared
-from llamadiff.cli.inputs import MAX_TEXT_FILE, Asked, as_typed, bytes_of
+from llamadiff.cli.inputs import MAX_TEXT_FILE, RunOptions, as_typed, bytes_of
 from llamadiff.cli.options import Chat, FailOn, LlamaCpp, Model, Prompt, Spend, Text, Tokens
 from llamadiff.cli.reports import Reports, with_reports
 from llamadiff.engines.run_spec import Costing
@@ -30,7 +30,7 @@ def loss(
     costing = _costing_of(other, text, spend)
     if prompt is None and tokens is None and costing.text is not None:
         prompt = as_typed(" ".join(costing.text.split()[:BEGINNING]))
-    asked = Asked(prompt, tokens, chat, 0, llama_cpp)
+    asked = RunOptions(prompt, tokens, chat, 0, llama_cpp)
     compared(model, asked, str(other), None, fail_on, reports, {"costing": costing}, [("the text", text)])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llamadiff.candidates.opening import Candidate
+from llamadiff.candidates.opening import CandidateSpec
 from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import How, Run
@@ -22,8 +22,8 @@ from llamadiff.judge.run import run_passes
 from llamadiff.judge.verdict import WRONG
 from llamadiff.llamacpp.child import Child
 from llamadiff.result.comparison import Comparison
+from llamadiff.result.message import Message
 from llamadiff.result.oddity import Oddity
-from llamadiff.result.said import Said
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.by_original import Original
@@ -33,7 +33,7 @@ TOKENS = "tokenizer.ggml.tokens"
 
 
 def compare_files(
-    model: str | Path, candidate: Candidate | None, run: Run, how: How, folder: Path, child: Child
+    model: str | Path, candidate: CandidateSpec | None, run: Run, how: How, folder: Path, child: Child
 ) -> Comparison:
     """Judge the other file's run by its own weights, its weights by the good file's, and measure what they cost.
 
@@ -118,7 +118,7 @@ def _told(result: Comparison, loss: Loss) -> Comparison:
     if other:
         told = before.plus(line, *under)
     elif loss.damaged:  # what is wrong with the tensor says most
-        told = Said(line, (before.headline, *under, *before.clauses))
+        told = Message(line, (before.headline, *under, *before.clauses))
     else:
-        told = Said(line, (*under, before.headline, *before.clauses))
+        told = Message(line, (*under, before.headline, *before.clauses))
     return replace(result, headline=told.headline, proof=told.clauses)

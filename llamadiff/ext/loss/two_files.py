@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llamadiff.llamacpp.blocks import blocks_of, floats_of
-from llamadiff.llamacpp.feed import Feed
 from llamadiff.llamacpp.interface import Handle, Library, Room
 from llamadiff.llamacpp.request import Request, Say
 from llamadiff.llamacpp.session import SMALL_MODEL, Quiet, ids_of, load, made_context
+from llamadiff.llamacpp.tensor_transport import Feed
 from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from llamadiff.cli.command import JUDGE, Command
-from llamadiff.cli.inputs import Asked
+from llamadiff.cli.inputs import RunOptions
 from llamadiff.cli.options import LlamaCpp, Model, NPredict, Prompt, Tokens, finish
 from llamadiff.cli.reports import Reports, with_files
 from llamadiff.report.formats import Format
@@ -36,7 +36,7 @@ def port(
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
 
-    asked = Asked(prompt, tokens, n_predict=n_predict, llama_cpp=llama_cpp)
+    asked = RunOptions(prompt, tokens, n_predict=n_predict, llama_cpp=llama_cpp)
     refuse_collisions([("the model", model), ("the checkpoint", Path(checkpoint)), *asked.files], reports.named)
     with progress() as shown:
         found = run_port(model, checkpoint, asked.run(), How(progress=shown))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from functools import lru_cache, partial
 
-from llamadiff.llamacpp.feed import Feed
 from llamadiff.llamacpp.interface import Handle, Library, Loading
 from llamadiff.llamacpp.request import Request, Say
 from llamadiff.llamacpp.session import Quiet, ids_of, piece_of
+from llamadiff.llamacpp.tensor_transport import Feed
 from llamadiff.system.errors import UnrunnableError
 
 

@@ -20,9 +20,9 @@ from llamadiff.llamacpp.readers import NodeReader, RunReader, Tell
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
-from llamadiff.system.leftovers import temporary_file
 from llamadiff.system.output import check_target, unwritten
 from llamadiff.system.progress import Progress
+from llamadiff.system.stale_files import temporary_file
 from llamadiff.trace.stated import parse_json, reason
 
 SCHEMA = "llamadiff.nodes/1"

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from llamadiff.llamacpp.devices import named
-from llamadiff.llamacpp.feed import Feed
 from llamadiff.llamacpp.interface import Device, Library
 from llamadiff.llamacpp.layout import Address, InitParams, declare, ggml_context
 from llamadiff.llamacpp.request import Request, Say
+from llamadiff.llamacpp.tensor_transport import Feed
 from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
-    from llamadiff.candidates.opening import Candidate
+    from llamadiff.candidates.opening import CandidateSpec
     from llamadiff.engines.run_spec import How
     from llamadiff.verbs.verbs import Compare
 
@@ -21,7 +21,7 @@ class Server(Slice):
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.server.candidate",)
 
-    def comparing(self, candidate: Candidate | None, how: How) -> Compare | None:
+    def comparing(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
         from llamadiff.ext.server.candidate import matches
 
         if how.steps is not None or not isinstance(candidate, str) or not matches(candidate):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from llamaref import ModelError
 
-from llamadiff.candidates.source import Context, Opened
+from llamadiff.candidates.source import CandidateSource, Context
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.prompt.http import RefusedError, Server, is_server
 from llamadiff.ext.prompt.tokenizer import Tokenizer
@@ -44,12 +44,12 @@ def files(spec: str) -> Iterable[Path]:
     return [] if is_server(spec) else [Path(spec)]
 
 
-def opened(spec: str) -> Opened:
+def opened(spec: str) -> CandidateSource:
     """The server, which is asked once the tokens are known; or the answers, which state them."""
     if is_server(spec):
-        return Opened(partial(_asked, spec))
+        return CandidateSource(partial(_asked, spec))
     kept = answers_in(spec)
-    return Opened(partial(_kept, kept), kept.tokens)
+    return CandidateSource(partial(_kept, kept), kept.tokens)
 
 
 def answers_in(spec: str) -> Answers:

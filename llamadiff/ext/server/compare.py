@@ -23,7 +23,7 @@ from llamaref import ModelError
 from llamaref.weights import block_sizes
 
 from llamadiff.candidates.gguf_file import SUFFIX as GGUF
-from llamadiff.candidates.opening import Candidate
+from llamadiff.candidates.opening import CandidateSpec
 from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable
@@ -76,7 +76,7 @@ ROUNDING = (*SETTINGS[:USUAL], "kv=q8_0,flash_attn=on")  # ways that are no mist
 
 
 def compare_server(
-    model: str | Path, candidate: Candidate | None, run: Run, how: How, folder: Path, child: Child
+    model: str | Path, candidate: CandidateSpec | None, run: Run, how: How, folder: Path, child: Child
 ) -> Comparison:
     """Judge a server by its log-probabilities, or what was kept of them; both runs are written to ``folder``.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from llamadiff.judge.preflight.checks import Check
 from llamadiff.judge.verdict import UNCHECKED, is_right, of_answers, of_check
 from llamadiff.result.comparison import Comparison
-from llamadiff.result.said import Said
+from llamadiff.result.message import Message
 
 COARSE = ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # types of a cache that cost more than rounding does
 
@@ -132,7 +132,9 @@ def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
         kept = tuple(each for each in result.preflight if each.name != found.check)
         if found.check == "tokens" and is_right(result.verdict):
             seen = f"asked with the file's own ids it is right up to rounding, {seen}"
-        result = result.overruled(of_answers(result.verdict, found.says, True), Said(found.says, (seen, *result.proof)))
+        result = result.overruled(
+            of_answers(result.verdict, found.says, True), Message(found.says, (seen, *result.proof))
+        )
         return replace(result, preflight=(*kept, check), next_steps=(found.fix,))
     if found is None and not is_right(result.verdict):
         headline = _of_its_engine(result.headline)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
-    from llamadiff.candidates.opening import Candidate
+    from llamadiff.candidates.opening import CandidateSpec
     from llamadiff.cli.command import Command
     from llamadiff.engines.run_spec import How
     from llamadiff.llamacpp.passes import PassCheck
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class State(Slice):
     """What a server does to contexts: batches, sequences, states, shifts; llama.cpp against itself."""
 
-    listener = "llamadiff.ext.state.given:Given"
-    remote = tuple(f"llamadiff.ext.state.{name}" for name in ("given", "memory", "split", "stepper"))
+    listener = "llamadiff.ext.state.graph_inputs:GraphInputs"
+    remote = tuple(f"llamadiff.ext.state.{name}" for name in ("graph_inputs", "memory", "split", "stepper"))
 
     def commands(self) -> Sequence[Command]:
         from llamadiff.ext.state.cli import COMMANDS
@@ -29,7 +29,7 @@ class State(Slice):
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.state.candidate",)
 
-    def comparing(self, candidate: Candidate | None, how: How) -> Compare | None:
+    def comparing(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
         if how.steps is None:
             return None
         from llamadiff.ext.state.stepwise import compare_steps

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from llamadiff.candidates.source import Context, Opened
+from llamadiff.candidates.source import CandidateSource, Context
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.run_spec import Run
 from llamadiff.engines.select import captured
@@ -27,14 +27,14 @@ def files(spec: str) -> Iterable[Path]:
     return ()
 
 
-def opened(spec: str) -> Opened:
+def opened(spec: str) -> CandidateSource:
     """A run of llama.cpp with other settings, of another build, or with its tokens in other batches."""
     if schedule_of(spec) is not None:
         raise UserError(
             f"{spec}: runs tokens of its own; llamadiff variants --only {spec.removeprefix(PREFIX)} does that"
         )
     varied(Request("", tokens=(0,)), spec)  # what is wrong with it is said before anything is run
-    return Opened(partial(_run, spec))
+    return CandidateSource(partial(_run, spec))
 
 
 def _run(spec: str, context: Context) -> Trace:

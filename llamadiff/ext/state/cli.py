@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from llamadiff.cli.command import JUDGE, Command
-from llamadiff.cli.inputs import Asked
+from llamadiff.cli.inputs import RunOptions
 from llamadiff.cli.options import JUDGEMENT, Chat, LlamaCpp, Model, NPredict, Prompt, Tokens, finish
 from llamadiff.cli.reports import Reports, with_files
 from llamadiff.report.formats import Format, of_several
@@ -43,7 +43,7 @@ def variants(
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
 
-    asked = Asked(prompt, tokens, chat, n_predict, llama_cpp)
+    asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp)
     refuse_collisions([("the model", model), *asked.files], reports.named)
     with progress() as shown:
         how = How(progress=shown, pictures=reports.pictures)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.ext.state import given
-from llamadiff.ext.state.given import MASK, POSITIONS, ROWS
-from llamadiff.ext.state.given import SHIFT as MOVED
+from llamadiff.ext.state import graph_inputs as given
+from llamadiff.ext.state.graph_inputs import MASK, POSITIONS, ROWS
+from llamadiff.ext.state.graph_inputs import SHIFT as MOVED
 from llamadiff.ext.state.history import History, Kept, Row, Window
 from llamadiff.ext.state.states import NONE, States, Wrong, after
 from llamadiff.llamacpp.nodes import Node

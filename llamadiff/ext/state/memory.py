@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from llamadiff.llamacpp.feed import Feed
 from llamadiff.llamacpp.interface import Handle, Library, Room
 from llamadiff.llamacpp.request import Request, Say
 from llamadiff.llamacpp.session import Quiet, asked, load, made_context
 from llamadiff.llamacpp.steps import CLEAR, COPY, GET, LOAD, REMOVE, SAVE, SET, SHIFT, Step
+from llamadiff.llamacpp.tensor_transport import Feed
 from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError
-from llamadiff.system.leftovers import temporary_directory
+from llamadiff.system.stale_files import temporary_directory
 
 NO_ROPE = -1  # LLAMA_ROPE_TYPE_NONE
 STATES = ("llama_model_is_recurrent", "llama_model_is_hybrid")

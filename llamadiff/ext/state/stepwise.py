@@ -12,7 +12,7 @@ import numpy as np
 from llamadiff.candidates import command, opening
 from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.name_map import identity_map
-from llamadiff.candidates.opening import Candidate
+from llamadiff.candidates.opening import CandidateSpec
 from llamadiff.candidates.source import Context
 from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile, Runnable
@@ -37,7 +37,7 @@ MOST_LIVES = 64  # sequences that are run alone
 
 
 def compare_steps(
-    model: str | Path, candidate: Candidate | None, run: Run, how: How, folder: Path, child: Child
+    model: str | Path, candidate: CandidateSpec | None, run: Run, how: How, folder: Path, child: Child
 ) -> Comparison:
     """Have a command carry out the steps of a file, and judge what it wrote of each.
 

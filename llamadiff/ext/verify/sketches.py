@@ -87,7 +87,7 @@ class Sketches:
         replayed, with nothing that measures noise, or draws pictures, beside.
         """
         many = len(self._judge.positions) >= LEAST and self._judge.pictured is None
-        return many and not any(lane.source is None or lane.shaken for lane in lanes) and all(
+        return many and not any(lane.source is None or lane.is_noise_probe for lane in lanes) and all(
             source.is_whole(tap.name) and source.shown_in(tap.name) == F32 and not source.trace.printed.slack
             for source in self._replayed(lanes)
         )  # fmt: skip

@@ -15,7 +15,7 @@ class Watch(Slice):
     """Any program that computes ggml graphs, judged node by node while it runs."""
 
     needs = ("builds", "cpus")
-    remote = tuple(f"llamadiff.ext.watch.{name}" for name in ("watch_run", "watch_there", "watched_ggml"))
+    remote = tuple(f"llamadiff.ext.watch.{name}" for name in ("watch_run", "watch_remote", "watched_ggml"))
     remote_files = ("llamadiff/ext/watch/watch.c",)
 
     def commands(self) -> Sequence[Command]:

@@ -15,9 +15,9 @@ from llamadiff.ext.watch.watching import watch as run_watched
 from llamadiff.judge.verdict import WRONG, of_run, of_unjudged, worst_of
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
+from llamadiff.result.message import Message
 from llamadiff.result.pictured import pictured
 from llamadiff.result.rows import Row
-from llamadiff.result.said import Said
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import made_directory
 from llamadiff.system.python_child import how_it_ended, peak_rss_mb
@@ -109,7 +109,7 @@ def _comparison(name: str, part: str, kind: _Kind, found: Watched, keep: Path | 
               "peak_rss_mb": peak_rss_mb()}  # fmt: skip
     judged = Judged(rows=pictured(kind.rows, ()), timing=timing, notes=tuple(_said(found, {part: kind})))
     said = summarize(kind.rows, name, f"{kind.passes} graphs", kind.on_device)
-    said = Said(f"{part}: {said.headline}", said.clauses)
+    said = Message(f"{part}: {said.headline}", said.clauses)
     steps = _next_steps(kind.rows, keep, whose)
     return replace(assembled(sides, judged, ruling, said, steps), engine=EngineUsed(GRAPH))
 

@@ -75,7 +75,7 @@ def chunks(data: mmap) -> Iterator[tuple[_Chunk, memoryview]]:
         place += -(-chunk.size // ROOM) * ROOM
 
 
-class Held:
+class ProgramWeights:
     """The weights that were handed over: each has a name here, that of another model's a number behind it."""
 
     def __init__(self, folder: Path) -> None:
@@ -109,7 +109,7 @@ class Held:
 class WatchedGraph:
     """One graph of a program's, as parts of it come in."""
 
-    def __init__(self, structure: Any, held: Held, request: Request, q8: str, number: int) -> None:
+    def __init__(self, structure: Any, held: ProgramWeights, request: Request, q8: str, number: int) -> None:
         """``number``: of the graphs that are judged, from 0 on."""
         self.structure, self.held = structure, held
         self.request, self.q8, self.number = request, q8, number

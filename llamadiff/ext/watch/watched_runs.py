@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Any, Protocol
 
-from llamadiff.ext.cpus.there import start_there
+from llamadiff.ext.cpus.remote_bootstrap import start_there
 from llamadiff.ext.watch.watch_run import COUNTS, GRAPH, OFTEN, WEIGHT, Answers, Bounds, Plan, planned, variables
 from llamadiff.ext.watch.watched_ggml import Ggml, asked
 from llamadiff.llamacpp.child import last_words
@@ -73,7 +73,7 @@ def here(arguments: Sequence[str], bounds: Bounds, folder: Path, _runner: str) -
 
 
 class _There:
-    """A program that a runner's Python runs (watch_there.py), whose files come into a folder."""
+    """A program that a runner's Python runs (watch_remote.py), whose files come into a folder."""
 
     def __init__(self, runner: str, folder: Path, bounds: Bounds, process: Process, log: IO[bytes]) -> None:
         self.runner, self.folder, self.process, self.log = runner, folder, process, log
@@ -164,7 +164,7 @@ def there(arguments: Sequence[str], bounds: Bounds, folder: Path, runner: str) -
     """Run a program where a runner's Python is. Raises UserError for a runner that is not there."""
     with nameless_file() as log:
         process = start_there(
-            runner, main="llamadiff.ext.watch.watch_there", stderr=log, **APART
+            runner, main="llamadiff.ext.watch.watch_remote", stderr=log, **APART
         )  # Ctrl-C is passed on
         running = _There(runner, folder, bounds, process, log)
         assert process.stdout is not None

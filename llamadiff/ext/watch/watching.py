@@ -15,15 +15,15 @@ from threadpoolctl import threadpool_limits
 from llamadiff.ext.watch.graph_names import GraphNames
 from llamadiff.ext.watch.watch_run import GRAPH, OFTEN, Bounds, files
 from llamadiff.ext.watch.watched_ggml import Ggml
-from llamadiff.ext.watch.watched_graph import Head, Held, WatchedGraph, head_of, mapped
+from llamadiff.ext.watch.watched_graph import Head, ProgramWeights, WatchedGraph, head_of, mapped
 from llamadiff.ext.watch.watched_runs import Watchable, here, there
 from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.quantizing import way_of
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UserError
-from llamadiff.system.leftovers import temporary_directory
 from llamadiff.system.progress import Progress
 from llamadiff.system.python_child import give_way
+from llamadiff.system.stale_files import temporary_directory
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Judge:
     _ended: bool = False
 
     def __post_init__(self) -> None:
-        self._held, self._names = Held(self.folder), GraphNames()
+        self._held, self._names = ProgramWeights(self.folder), GraphNames()
         self._begun: dict[tuple[int, int], WatchedGraph] = {}
         self._thread = Thread(target=self._run, daemon=True)
 

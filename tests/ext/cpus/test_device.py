@@ -270,7 +270,7 @@ def test_weights_of_the_file_are_rounded_as_they_are_decoded(kind, wrong, small_
     checker = NodeChecker(weights, Request("", settings=Settings(gpu_layers=1)), "")
     stored = Operand(weights.stored(name), kind.lower(), name)
     n = Op("MUL_MAT", found.shape, "f32", bytes(64), (stored, Operand(x)))
-    best = replayed(n, found, checker._computed, 1e-10, checker.device)
+    best = replayed(n, found, checker._computed, 1e-10, checker.arithmetics.device)
     assert (best.nmse <= 1e-10) != wrong
     assert wrong or best.arithmetic in ("F16 by F16", "F16")
 

@@ -28,7 +28,7 @@ from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Run
 from llamadiff.ext.builds.build_tree import find
-from llamadiff.ext.cpus.there import _BEGIN, LLAMA_CPP, MODULES, started_by
+from llamadiff.ext.cpus.remote_bootstrap import _BEGIN, LLAMA_CPP, MODULES, started_by
 from llamadiff.ggml.repro import load
 from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.request import RUNNER, Settings

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.ext.state.given import MASK, POSITIONS, READ, ROWS
+from llamadiff.ext.state.graph_inputs import MASK, POSITIONS, READ, ROWS
 from llamadiff.ext.state.inputs import Inputs
 from llamadiff.ext.state.variants import run_variants
 from llamadiff.llamacpp.nodes import Node

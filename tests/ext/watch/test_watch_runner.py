@@ -15,7 +15,8 @@ from command import processes_of, run
 from optional import needs
 from places import ROOT
 
-from llamadiff.ext.watch import watch_there, watched_ggml, watching
+from llamadiff.ext.watch import watch_remote as watch_there
+from llamadiff.ext.watch import watched_ggml, watching
 from llamadiff.ext.watch.watch_run import Bounds
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import UserError

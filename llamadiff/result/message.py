@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Said:
+class Message:
     """A headline, and what stands under it, each a clause that could end a sentence."""
 
     headline: str
     clauses: tuple[str, ...] = ()
 
-    def plus(self, *clauses: str) -> Said:
+    def plus(self, *clauses: str) -> Message:
         """The same, with more under it."""
-        return Said(self.headline, (*self.clauses, *clauses))
+        return Message(self.headline, (*self.clauses, *clauses))
 
-    def under(self, headline: str) -> Said:
+    def under(self, headline: str) -> Message:
         """The same, under a finding that goes before it."""
-        return Said(headline, (self.headline, *self.clauses))
+        return Message(headline, (self.headline, *self.clauses))
 
     @property
     def sentence(self) -> str:

@@ -9,7 +9,7 @@ from queue import Queue
 import numpy as np
 import pytest
 
-from llamadiff.llamacpp.feed import GROWTH, Feed, Voice
+from llamadiff.llamacpp.tensor_transport import GROWTH, Feed, Voice
 
 
 class Reader:

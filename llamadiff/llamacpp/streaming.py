@@ -24,7 +24,7 @@ from llamadiff.trace.taps import layer_of
 Array = NDArray[Any]
 
 
-class ComingTrace(Trace):
+class StreamingTrace(Trace):
     """A run from its beginning on. Whoever asks for a tap, or whether there is one, waits until it is recorded, or the
     run is over; then its ``info`` is complete. Raises what the run died of.
     """
@@ -78,7 +78,7 @@ class _Coming(Mapping[str, "Array"]):
 class _ComingReader(TapReader):
     """Writes the trace, and shows each layer's taps as they stand in the file."""
 
-    def __init__(self, request: Request, tell: Tell, begun: Future[ComingTrace], ended: Future[Info]) -> None:
+    def __init__(self, request: Request, tell: Tell, begun: Future[StreamingTrace], ended: Future[Info]) -> None:
         super().__init__(request, tell)
         self._told, self._over = begun, ended
         self._held: dict[str, tuple[str, Array]] = {}  # of the present layer: another node may be one of them, too
@@ -89,7 +89,7 @@ class _ComingReader(TapReader):
         assert self.request.output is not None
         without = SCORES if self.total > LONG and not self.request.scores else ()
         names = (name for name in self.request.wanted or () if not name.startswith(without))
-        self._told.set_result(ComingTrace(self.begun(), names, Path(self.request.output), self._over))
+        self._told.set_result(StreamingTrace(self.begun(), names, Path(self.request.output), self._over))
 
     def _tap(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         name, layer = answer["tap"], layer_of(answer["tap"])
@@ -113,11 +113,11 @@ class _ComingReader(TapReader):
 
 
 @contextmanager
-def coming(request: Request, progress: Progress, child: Child) -> Iterator[ComingTrace]:
+def streamed_trace(request: Request, progress: Progress, child: Child) -> Iterator[StreamingTrace]:
     """The trace of a prompt, whose taps' names are known, as soon as llama.cpp begins. Raises UserError."""
     assert request.output is not None
     check_target(Path(request.output))
-    begun, ended = Future[ComingTrace](), Future[Info]()
+    begun, ended = Future[StreamingTrace](), Future[Info]()
 
     def run() -> None:
         try:

@@ -1,8 +1,9 @@
 """A watched program where nothing of llamadiff is installed: runs it, and sends what it writes down.
 
-It is started as llama.cpp's process is (there.py). The first line on standard input says what to run, others how many
-bytes were judged, and which signals the program is sent; it stays open as long as somebody wants the program. Answers
-are JSON lines on standard output, each with as many bytes behind it as it says. The program's standard input is empty.
+It is started as llama.cpp's process is (remote_bootstrap.py). The first line on standard input says what to run, others
+how many bytes were judged, and which signals the program is sent; it stays open as long as somebody wants the program.
+Answers are JSON lines on standard output, each with as many bytes behind it as it says. The program's standard input is
+empty.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from llamadiff.ext.watch.watch_run import COUNTS, GRAPH, OFTEN, WEIGHT, Answers,
 from llamadiff.ext.watch.watched_ggml import Ggml
 from llamadiff.system.errors import UserError
 from llamadiff.system.exits import reason
-from llamadiff.system.leftovers import remove_own, sweep, temporary_directory
 from llamadiff.system.python_child import asked, end_session, how_it_ended, leave_no_core, said_in_a_fork
+from llamadiff.system.stale_files import remove_own, sweep, temporary_directory
 from llamadiff.system.stops import SIGNALS
 
 CHUNK = 1 << 16

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from llamadiff.llamacpp.feed import Feed
+from llamadiff.llamacpp.tensor_transport import Feed
 from llamadiff.llamacpp.tensors import Tensor
 
 CACHE = "cache_"  # how llama.cpp's names of caches begin
@@ -23,7 +23,7 @@ _MASKS: Mapping[str, int] = {"SOFT_MAX": 1, "FLASH_ATTN_EXT": 3}  # op -> which 
 _PLAIN = ("VIEW", "RESHAPE", "PERMUTE", "CONT", "CPY")  # what passes values on
 
 
-class Given:
+class GraphInputs:
     """What is told of a run's passes."""
 
     def __init__(self, feed: Feed) -> None:

@@ -21,9 +21,9 @@ from llamadiff.engines.select import captured
 from llamadiff.judge.coverage import LEAST
 from llamadiff.judge.lanes import Source
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.coming import ComingTrace, coming
 from llamadiff.llamacpp.readers import TapReader
 from llamadiff.llamacpp.request import SCORES
+from llamadiff.llamacpp.streaming import StreamingTrace, streamed_trace
 from llamadiff.numerics.policies import F32
 from llamadiff.system.errors import NoRoomError, UserError
 from llamadiff.system.progress import silent
@@ -150,7 +150,7 @@ def request(path, n, folder):
 
 @contextmanager
 def begun(asked):
-    with Child() as child, coming(asked, silent, child) as trace:
+    with Child() as child, streamed_trace(asked, silent, child) as trace:
         yield trace
 
 
@@ -213,7 +213,7 @@ def test_whoever_waits_for_a_run_that_dies_is_told(recorded, tmp_path, monkeypat
     path, _ = recorded
     dead = Future()
     go_on_after(monkeypatch, lambda: dead)
-    with Child() as child, coming(request(path, 8000, tmp_path), silent, child) as trace:
+    with Child() as child, streamed_trace(request(path, 8000, tmp_path), silent, child) as trace:
         child._process.kill()
         dead.set_result(None)
         for wait in (trace.wait, lambda: trace["result_output"], lambda: "result_output" in trace):
@@ -252,7 +252,7 @@ def test_whoever_goes_early_ends_the_run(recorded, tmp_path):
     path, _ = recorded
 
     def go(child):
-        with coming(request(path, LONG, tmp_path), silent, child) as trace:
+        with streamed_trace(request(path, LONG, tmp_path), silent, child) as trace:
             assert trace["embd"].shape[0] == LONG
             raise KeyboardInterrupt
 
@@ -273,7 +273,7 @@ def test_nothing_looks_at_all_taps_before_the_first_is_judged(recorded, tmp_path
             judged[-1].set_result(None)
 
     go_on_after(monkeypatch, lambda: judged[-1])
-    monkeypatch.setattr(ComingTrace, "forget", forget)
+    monkeypatch.setattr(StreamingTrace, "forget", forget)
     for candidate in (None, kept / "engine.safetensors"):
         judged.append(Future())
         assert compare(path, tokens(40), candidate=candidate).verdict == "match"

@@ -22,16 +22,17 @@ from llamadiff.system.started import Process, kill, start
 # (tests/ext/cpus/test_runner.py).
 MODULES = (
     "llamadiff.llamacpp.blocks", "llamadiff.llamacpp.child_main", "llamadiff.llamacpp.devices",
-    "llamadiff.llamacpp.feed", "llamadiff.llamacpp.installed", "llamadiff.llamacpp.interface",
+    "llamadiff.llamacpp.tensor_transport", "llamadiff.llamacpp.installed", "llamadiff.llamacpp.interface",
     "llamadiff.llamacpp.layout", "llamadiff.llamacpp.library", "llamadiff.llamacpp.observer",
     "llamadiff.llamacpp.passes", "llamadiff.llamacpp.probes", "llamadiff.llamacpp.request",
     "llamadiff.llamacpp.run", "llamadiff.llamacpp.session", "llamadiff.llamacpp.steps",
     "llamadiff.llamacpp.tap_names", "llamadiff.llamacpp.tensors", "llamadiff.numerics.types",
-    "llamadiff.system.commands", "llamadiff.system.errors", "llamadiff.system.exits", "llamadiff.system.leftovers",
+    "llamadiff.system.commands", "llamadiff.system.errors", "llamadiff.system.exits", "llamadiff.system.stale_files",
     "llamadiff.system.libraries", "llamadiff.system.output", "llamadiff.system.python_child",
     "llamadiff.system.started", "llamadiff.system.stops", "llamadiff.trace.taps",
 )  # fmt: skip
 LLAMA_CPP = "llamadiff.llamacpp.child_main"  # what can be started; a slice may have another
+ROOT = Path(__file__).parents[3]
 SHELLS = ("ssh", "adb", "mosh")  # programs whose words a shell reads once more
 
 # What the Python there runs: it reads the sources, of so many bytes, and finds modules among them.
@@ -99,13 +100,12 @@ def start_there(runner: str, *words: str, main: str = LLAMA_CPP, **streams: Any)
 @cache
 def _sources() -> dict[str, str]:
     """The modules and the packages that they lie in, which are empty there."""
-    root = Path(__file__).parent.parent.parent
     modules = [*MODULES, *(name for names in plugins.each(lambda each: each.remote) for name in names)]
     packages = {".".join(name.split(".")[:depth]) for name in modules for depth in range(1, name.count(".") + 1)}
-    found = {name: root.joinpath(*name.split(".")).with_suffix(".py").read_text("utf-8") for name in modules}
+    found = {name: ROOT.joinpath(*name.split(".")).with_suffix(".py").read_text("utf-8") for name in modules}
     return {**dict.fromkeys(packages, ""), **found}
 
 
 def _files() -> dict[str, str]:
     names = [name for names in plugins.each(lambda each: each.remote_files) for name in names]
-    return {name: (Path(__file__).parent.parent.parent / name).read_text("utf-8") for name in names}
+    return {name: (ROOT / name).read_text("utf-8") for name in names}
