@@ -51,8 +51,8 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "numerics": (
         "Roundings, policies, metrics.",
         (
-            "arithmetic", "closeup", "cpu", "eight_bits", "halves", "metrics", "policies",
-            "rounding", "rounding_tap", "summing", "tolerances", "types",
+            "arithmetic", "cpu", "eight_bits", "halves", "metrics", "policies", "rounding",
+            "rounding_tap", "summing", "tolerances", "types",
         ),
     ),
     "report": (
@@ -66,7 +66,7 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
         "What was found, as data.",
         (
             "comparison", "conventions", "diagnosis", "logits", "message", "normal", "oddity",
-            "pictured", "rows",
+            "rows",
         ),
     ),
     "system": (

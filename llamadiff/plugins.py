@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from llamadiff.judge.replay import ShownSums, Sketches
     from llamadiff.judge.study import Bench, Look, Study
     from llamadiff.llamacpp.passes import PassCheck
+    from llamadiff.numerics.metrics import Rows
     from llamadiff.numerics.summing import SumsInHalf
     from llamadiff.report.formats import Format
     from llamadiff.report.tables import Table
@@ -149,6 +150,10 @@ class Slice:
     def formats(self) -> Sequence[Format]:
         """Formats that a report can be written in."""
         return ()
+
+    def closeup(self, recorded: Rows, right: Rows, axes: Sequence[str], index: Sequence[int]) -> object:
+        """What a format shows of a tensor against what is right, around the worst place."""
+        return None
 
     def tables(self, result: Comparison, full: bool) -> Sequence[Table]:
         """Tables that a report shows of what the slice keeps in ``Comparison.more``."""

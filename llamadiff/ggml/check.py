@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
 from llamadiff.ggml.op import Array, Op, arithmetics, function_of, unfollowed
 from llamadiff.numerics import metrics
-from llamadiff.numerics.closeup import Closeup
 
 NO_FUNCTION = "no function for"
 NOT_LOOKED_AT = "not looked at"
@@ -51,17 +50,7 @@ class NodeCheck:
     opened: int = 0
     rounding: float = 0.0
     estimated: bool = False
-    closeup: Closeup | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> NodeCheck:
-        stats = {side: metrics.Stats(**data[side]) if data[side] else None for side in ("baseline", "engine")}
-        seen = Closeup.from_json(data["closeup"]) if data.get("closeup") else None
-        return cls(**{**data, **stats, "closeup": seen, "shape": tuple(data["shape"]), "index": tuple(data["index"]),
-                      "sources": tuple(data["sources"])})  # fmt: skip
+    closeup: object = None
 
 
 def layers_of(checks: Sequence[NodeCheck]) -> list[int | None]:

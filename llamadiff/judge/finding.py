@@ -10,7 +10,6 @@ from llamadiff.judge.fact import Fact
 from llamadiff.judge.measurement import TapMeasurement
 from llamadiff.judge.verdict import Reason
 from llamadiff.numerics import metrics
-from llamadiff.numerics.closeup import Closeup
 from llamadiff.trace import taps
 
 
@@ -70,7 +69,7 @@ class Finding:
     distance: Mapping[str, float]  # by source: NMSE against the free run, which computes in float32 throughout
     sums: frozenset[str] = frozenset()  # the ways to add float16's numbers in it that the candidate's values allow
     stated: Tried = field(default_factory=dict)  # the statistics that the candidate states
-    closeups: Mapping[str, Closeup] = field(default_factory=dict)  # by source, where pictures are wanted
+    closeups: Mapping[str, object] = field(default_factory=dict)  # by source, where pictures are wanted
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from llamadiff.judge.noise import SHAKEN, TapNoise
 from llamadiff.judge.sketching import drift_from, stats_of
 from llamadiff.judge.statistics import held
 from llamadiff.numerics import cpu, metrics, tolerances
-from llamadiff.numerics.closeup import Closeup, closeup
+from llamadiff.numerics.pictures import closeup_of
 from llamadiff.numerics.policies import (
     CACHE_V,
     CACHES,
@@ -138,12 +138,12 @@ class Judge:
         """The NMSE that right arithmetic may have at a product, whichever of the source's policies it has."""
         return min(self._match(source, tap, policy) for policy in source.policies)
 
-    def _closeup(self, found: _Looked) -> Closeup | None:
+    def _closeup(self, found: _Looked) -> object:
         """What a picture shows of a tap, where one is wanted of this source."""
         errors = found.errors
         if found.source.name != self.pictured:
             return None
-        return closeup(errors.recorded, errors.right, found.seen.tap.kind.axes, errors.worst.index)
+        return closeup_of(errors.recorded, errors.right, found.seen.tap.kind.axes, errors.worst.index)
 
     def _stats(self, seen: Compared, free: metrics.Rows | None) -> dict[str, metrics.Stats]:
         """Each side's moments."""

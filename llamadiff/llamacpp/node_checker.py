@@ -32,8 +32,8 @@ from llamadiff.ggml.streamed import streamed
 from llamadiff.llamacpp.nodes import Node
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics import metrics, tolerances
-from llamadiff.numerics.closeup import Closeup, closeup
 from llamadiff.numerics.cpu import UNKNOWN
+from llamadiff.numerics.pictures import closeup_of
 
 Array = NDArray[Any]
 SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, not by its place alone
@@ -186,9 +186,9 @@ class NodeChecker:
         ))  # fmt: skip
 
 
-def _closeup(found: Array, values: Array, index: tuple[int, ...]) -> Closeup | None:
+def _closeup(found: Array, values: Array, index: tuple[int, ...]) -> object:
     """What a page shows of a node, with its rows one under the other."""
     width = found.shape[-1]
     recorded, right = (metrics.Rows(side.reshape(-1, width)) for side in (found, values))
     place = int(np.ravel_multi_index(index, found.shape)) if index else 0
-    return closeup(recorded, right, ("row", "value"), divmod(place, max(1, width)))
+    return closeup_of(recorded, right, ("row", "value"), divmod(place, max(1, width)))

@@ -11,7 +11,6 @@ from llamadiff.judge.fact import ROUNDINGS, Fact
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.verdict import Ruling, of_harmless_way, of_known_cause, of_reading, of_unjudged
 from llamadiff.numerics import metrics, tolerances
-from llamadiff.numerics.closeup import Closeup
 from llamadiff.result.diagnosis import Diagnosis
 
 _NUMBERED = re.compile(r"(node|leaf)_\d+")  # llama.cpp's names for what has none
@@ -50,7 +49,7 @@ class Row:
     at: Mapping[str, float] = field(default_factory=dict)
     explained: str | None = None
     misrecorded: bool = False
-    closeup: Closeup | None = None
+    closeup: object = None
 
     @property
     def rms_ratio(self) -> float | None:

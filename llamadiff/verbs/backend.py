@@ -25,7 +25,6 @@ from llamadiff.llamacpp.request import Request, no_tap_fits
 from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.result.message import Message
-from llamadiff.result.pictured import pictured
 from llamadiff.result.rows import Row, blank
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress
@@ -98,9 +97,7 @@ def compare_nodes(
         "total_s": capture_s,
         "peak_rss_mb": peak_rss_mb(),
     }
-    judged = Judged(
-        rows=pictured(rows, ()), preflight=given, decoding=Decoding(found.trusted, found.refused), timing=timing
-    )
+    judged = Judged(rows=rows, preflight=given, decoding=Decoding(found.trusted, found.refused), timing=timing)
     said = summarize(rows, str(info.producer.get("name")), _passes(found), request.settings.on_device)
     said = said.under(f"before any node, {given[0].name}: {given[0].found}") if given else said
     return replace(assembled(sides, judged, ruling, said, _next_steps(rows, request)), engine=EngineUsed(GRAPH))

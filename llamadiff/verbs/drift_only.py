@@ -14,12 +14,11 @@ from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.judge.sketching import at_most, drift_from, stats_of
 from llamadiff.judge.verdict import MATCH, of_check, of_run, of_unjudged
 from llamadiff.numerics import metrics, tolerances
-from llamadiff.numerics.closeup import closeup
+from llamadiff.numerics.pictures import closeup_of
 from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
 from llamadiff.result.coverage import Coverage, asked_for_less, coverage_of
 from llamadiff.result.logits import Logits, compare_logits, logit_rows
 from llamadiff.result.message import Message
-from llamadiff.result.pictured import pictured
 from llamadiff.result.rows import Row, blank
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
@@ -50,7 +49,7 @@ def drift_only(baseline: Trace, candidate: Trace, how: How = USUAL) -> Compariso
     coverage = coverage_of(rows, missing, candidate, [*names, LOGITS], (), less)
     logits = LOGITS in baseline and LOGITS in candidate
     judged = Judged(
-        rows=pictured(rows, ()),
+        rows=rows,
         missing=missing,
         coverage=coverage,
         logits=_logits(baseline[LOGITS], candidate[LOGITS], how) if logits else None,
@@ -81,7 +80,7 @@ def _row(name: str, b: Array, c: Array, how: How) -> Row:
     if tap is not None and tap.kind.word == taps.RESIDUAL:
         stats = metrics.with_extremes(stats[0], b), metrics.with_extremes(stats[1], c)
     axes = tap.kind.axes if tap is not None and len(tap.kind.axes) == b.ndim else ("row", *["value"] * (b.ndim - 1))
-    seen = closeup(*sides, axes, drift.worst.index) if how.pictures else None
+    seen = closeup_of(*sides, axes, drift.worst.index) if how.pictures else None
     agrees = drift.nmse <= limit and not any(side.nan or (side.inf and tap is not None) for side in stats)
     verdict = of_check(False, is_known=agrees)
     return replace(

@@ -28,7 +28,6 @@ from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, ass
 from llamadiff.result.coverage import coverage_of
 from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.logits import Logits, compare_logits, logit_rows, over_positions
-from llamadiff.result.pictured import pictured
 from llamadiff.result.rows import rows_of, with_explanations
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS, WEIGHTS
@@ -137,7 +136,7 @@ def _judged(
     """All that was found, tap by tap and as a whole."""
     passes, candidate = study.passes, study.assumed.trace
     found = rows_of(passes.findings, model.weight_names, model.weight_types, study.under_test, study.assumed.records)
-    rows = pictured(with_explanations(found, diagnosis), diagnosis)
+    rows = with_explanations(found, diagnosis)
     trace = candidate if candidate is not None else baseline
     read = set(baseline.info.producer.get("weights_read", model.weights.read)) & set(model.tensors)
     wanted, extra = [tap.name for tap in model.taps if not tap.kind.optional], _extra(model, candidate)

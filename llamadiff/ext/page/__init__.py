@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
+    from llamadiff.numerics.metrics import Rows
     from llamadiff.report.formats import Format
 
 
@@ -26,6 +27,11 @@ class Page(Slice):
                 "html", (".html",), "ext.page.page:to_html", of_several="ext.page.page:checks_to_html", pictures=True
             ),
         )  # fmt: skip
+
+    def closeup(self, recorded: Rows, right: Rows, axes: Sequence[str], index: Sequence[int]) -> object:
+        from llamadiff.ext.page.closeup import closeup
+
+        return closeup(recorded, right, axes, index)
 
 
 slice_ = Page()

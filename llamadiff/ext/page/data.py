@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llamadiff.ext.page import closeup
+from llamadiff.ext.page.pictured import pictured
 from llamadiff.ext.page.timeline import CacheSide, slots, steps
 from llamadiff.judge.verdict import SEVERITY, WRONG
-from llamadiff.numerics import closeup
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.facts import told_tokens
 from llamadiff.report.json import finite
@@ -33,6 +34,7 @@ def data_of(c: Comparison, closeups: int) -> dict[str, Any]:
     labels, places = columns_of(c.rows)
     first = first_told(c)
     leading = c.rows.index(first) if first is not None else None
+    drawn = pictured(c.rows, c.diagnosis)
     names = side_names(c)
     data = {
         "names": names,
@@ -41,7 +43,7 @@ def data_of(c: Comparison, closeups: int) -> dict[str, Any]:
         "cells": [_cell(row, place) for row, place in zip(c.rows, places, strict=True)],
         "verdicts": VERDICTS,
         "leading": leading,
-        "closeups": {str(at): c.rows[at].closeup for at in _first(c.rows, leading, closeups)},
+        "closeups": {str(at): drawn[at].closeup for at in _first(drawn, leading, closeups)},
         "scale": [closeup.LEAST, closeup.MOST],
         "growth": shown("; ".join(answer.says for answer in c.normal), 4000) or None,
         "tokens": [quoted(text, 16) if text is not None else str(token) for token, text in c.tokens[:MOST_POSITIONS]],

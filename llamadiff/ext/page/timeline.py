@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llamadiff.ext.page.closeup import Grid, coarse, grid
 from llamadiff.judge.verdict import SEVERITY, WRONG, of_row, of_unjudged, worst_of
-from llamadiff.numerics.closeup import Grid, coarse, grid
 from llamadiff.result.rows import Row, stem
 
 # What a slot holds: the cache's own rows where they were recorded, else the rows that are written to it.

@@ -16,7 +16,6 @@ from llamadiff.judge.verdict import WRONG, of_run, of_unjudged, worst_of
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
 from llamadiff.result.message import Message
-from llamadiff.result.pictured import pictured
 from llamadiff.result.rows import Row
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import made_directory
@@ -107,7 +106,7 @@ def _comparison(name: str, part: str, kind: _Kind, found: Watched, keep: Path | 
     )  # fmt: skip
     timing = {"capture_s": found.seconds, "engine_s": 0.0, "compare_s": 0.0, "total_s": found.seconds,
               "peak_rss_mb": peak_rss_mb()}  # fmt: skip
-    judged = Judged(rows=pictured(kind.rows, ()), timing=timing, notes=tuple(_said(found, {part: kind})))
+    judged = Judged(rows=tuple(kind.rows), timing=timing, notes=tuple(_said(found, {part: kind})))
     said = summarize(kind.rows, name, f"{kind.passes} graphs", kind.on_device)
     said = Message(f"{part}: {said.headline}", said.clauses)
     steps = _next_steps(kind.rows, keep, whose)

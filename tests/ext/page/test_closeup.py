@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,11 +13,11 @@ from traces import TOKENS
 
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.page import closeup as numerics
+from llamadiff.ext.page.closeup import Closeup, closeup, coarse, levels
+from llamadiff.ext.page.pictured import MOST, pictured
 from llamadiff.ext.page.timeline import row_verdict, slots, steps
-from llamadiff.numerics import closeup as numerics
-from llamadiff.numerics.closeup import Closeup, closeup, coarse, levels
 from llamadiff.numerics.metrics import Rows, worst_of
-from llamadiff.result.pictured import MOST, pictured
 from llamadiff.verbs import verbs
 
 
@@ -107,11 +106,6 @@ def test_levels_are_even_steps_of_the_logarithm():
 
 def test_nothing_is_shown_of_nothing():
     assert closeup(Rows(np.zeros((0, 3))), Rows(np.zeros((0, 3))), ("token", "embd"), ()) is None
-
-
-def test_a_closeup_survives_json():
-    found = seen(np.ones((2, 3)), np.zeros((2, 3)))
-    assert Closeup.from_json(json.loads(json.dumps(asdict(found)))) == found
 
 
 # what a comparison keeps

@@ -75,13 +75,6 @@ class Closeup:
     per_row: tuple[float, ...]
     heads: tuple[float, ...] = ()
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Closeup:
-        """What ``asdict`` and JSON made of one."""
-        parts = (("errors", Grid), ("window", Window), ("histogram", Histogram))
-        made = {name: part(**_tuples(data[name])) for name, part in parts}
-        return cls(**{**_tuples(data), **made})
-
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
     """Lists, which JSON makes of tuples, as such again."""
