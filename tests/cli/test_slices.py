@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 import llamadiff.ext
@@ -56,3 +59,9 @@ def test_a_slice_that_lacks_another_is_missing_with_what_needs_it(folder):
 def test_nothing_is_missing():
     assert plugins.found()[1] == ()
     assert "Missing" not in app._epilog()
+
+
+def test_no_command_of_a_slice_makes_help_wait():
+    code = "import sys, llamadiff.cli.app; print(*{'numpy', 'pandas', 'torch', 'jinja2'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.split() == []

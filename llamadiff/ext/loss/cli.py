@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llamadiff.candidates.gguf_file import is_model_file
 from llamadiff.cli.command import FILE, Command
 from llamadiff.cli.commands import compared
 from llamadiff.cli.inputs import MAX_TEXT_FILE, RunOptions, as_typed, bytes_of
 from llamadiff.cli.options import Chat, FailOn, LlamaCpp, Model, Prompt, Spend, Text, Tokens
 from llamadiff.cli.reports import Reports, with_reports
-from llamadiff.engines.run_spec import Costing
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
+
+if TYPE_CHECKING:
+    from llamadiff.engines.run_spec import Costing
 
 BEGINNING = 32  # words of a text, that are the prompt where none is given
 
@@ -36,6 +37,9 @@ def loss(
 
 def _costing_of(other: Path, text: Path | None, spend: str | None) -> Costing:
     """What is asked of another file of the model. Raises UserError where it is none."""
+    from llamadiff.candidates.gguf_file import is_model_file
+    from llamadiff.engines.run_spec import Costing
+
     if not is_model_file(other):
         raise UserError(f"{other}: is no .gguf file; give another file of the model")
     read = read_text(text, MAX_TEXT_FILE, "a text as UTF-8") if text is not None else None

@@ -7,7 +7,7 @@ the worst element is always seen.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,11 +74,6 @@ class Closeup:
     histogram: Histogram
     per_row: tuple[float, ...]
     heads: tuple[float, ...] = ()
-
-
-def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists, which JSON makes of tuples, as such again."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
 
 
 def closeup(recorded: Rows, right: Rows, axes: Sequence[str], index: Sequence[int]) -> Closeup | None:
