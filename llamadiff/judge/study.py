@@ -41,7 +41,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Study:
-    """What is under test as it was infer_conventions: what is assumed of it, and what passes under that find."""
+    """What is under test, as far as it is understood: what is assumed of it, and what passes under that find."""
 
     assumed: Assumed
     passes: Passes

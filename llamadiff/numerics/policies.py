@@ -18,7 +18,7 @@ Array = NDArray[Any]
 F32, NATIVE, F16, BF16 = "f32", "native", "f16", "bf16"
 POLICIES = (F32, NATIVE, F16, BF16)
 PERTURBED = ("jitter", "jitter 2", "jitter 3", "jitter 4")  # float32 on values that are perturbed by their own rounding
-READ, READ_PERTURBED = "read", "read, perturbed"  # roundings read back from a trace: without, and with their noise
+READ, READ_PERTURBED = "read", "read, shaken"  # roundings read back from a trace: without, and with their noise
 # what unknown arithmetics may do to a span: to activations; to K and V; to all that attention does
 COARSE, COARSE_CACHE, COARSE_ATTENTION = "8 bits", "4-bit cache", "16-bit attention"
 MEASURING = (
