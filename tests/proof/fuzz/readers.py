@@ -32,10 +32,10 @@ from llamadiff.candidates.source import Context
 from llamadiff.cli import inputs
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.ext.file import checkpoint as checkpoint_side
 from llamadiff.ext.file.opening import judge_weights
 from llamadiff.ext.file.report import weights_to_csv, weights_to_json, weights_to_markdown
 from llamadiff.ext.prompt import chat_template
+from llamadiff.ext.prompt.tokens import of_checkpoint
 from llamadiff.ggml.repro import load
 from llamadiff.judge.preflight.checks import check_runnable
 from llamadiff.judge.sketching import sketch_of
@@ -506,7 +506,7 @@ def checkpoint(rng: Random, folder: Path) -> Read:
 
 def compare_with_checkpoint(folder: Path) -> None:
     """All of it but what starts llama.cpp."""
-    with mock.patch.object(checkpoint_side, "ids_oddities", return_value=()):
+    with mock.patch.object(of_checkpoint, "ids_oddities", return_value=()):
         report = judge_weights(world().model.path, folder)
     weights_to_json(report), weights_to_csv(report), weights_to_markdown(report)
 
