@@ -8,7 +8,7 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
         "Where the other trace comes from: kinds of candidates, and how named tensors become a trace.",
         (
             "arrays", "command", "dump", "gguf_file", "map_file", "name_map", "opening",
-            "own_code", "pieces", "source", "torch_modules",
+            "own_code", "pieces", "source",
         ),
     ),
     "cli": (

@@ -1,5 +1,5 @@
 """What a PyTorch model computes, recorded: ``llamadiff.torch.record(model, ids)``."""
 
-from llamadiff.candidates.torch_modules import record
+from llamadiff.ext.pytorch.modules import record
 
 __all__ = ["record"]

@@ -85,7 +85,14 @@ sys.meta_path.insert(0, Block())
 def test_tests_that_need_torch_are_counted_in_one_line_where_it_is_absent(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(BLOCK, encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    command = [sys.executable, "-m", "pytest", "-q", "tests/ext/file/test_torch.py", "tests/ext/port/test_pooling.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "tests/ext/pytorch/test_torch.py",
+        "tests/ext/port/test_pooling.py",
+    ]
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, encoding="utf-8"

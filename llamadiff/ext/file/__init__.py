@@ -10,11 +10,8 @@ from llamadiff.plugins import Slice
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llamadiff.candidates.opening import CandidateSpec
     from llamadiff.cli.command import Command
-    from llamadiff.engines.model_file import ModelFile, Runnable
-    from llamadiff.system.progress import Progress
-    from llamadiff.verbs.by_original import Original
+    from llamadiff.engines.model_file import ModelFile
 
     Array = NDArray[Any]
 
@@ -28,16 +25,6 @@ class File(Slice):
         from llamadiff.ext.file.cli import COMMANDS
 
         return COMMANDS
-
-    def sources(self) -> Sequence[str]:
-        return ("llamadiff.ext.file.transformers",)
-
-    def original(self, candidate: CandidateSpec, model: Runnable, progress: Progress) -> Original | None:
-        if not isinstance(candidate, str) or not candidate.startswith("transformers:"):
-            return None
-        from llamadiff.ext.file.original import original_behind
-
-        return original_behind(candidate, model, progress)
 
     def weight_check(self) -> Callable[[ModelFile, str, Array], str | None]:
         from llamadiff.ext.file.weight_faults import weight_fault

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from llamaref import Weights
 
-from llamadiff.engines.model_file import ModelFile, Runnable
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.reference_model import Model
 from llamadiff.ext.file.against import compare_weights
 from llamadiff.ext.file.architectures import TABLES
 from llamadiff.ext.file.checkpoint import Checkpoint
-from llamadiff.ext.file.transformers import checkpoint_of
 from llamadiff.ext.file.views import whole
 from llamadiff.judge.preflight.checks import Check
 from llamadiff.judge.verdict import of_check
@@ -20,12 +19,6 @@ from llamadiff.result.oddity import Oddity
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress
 from llamadiff.verbs.by_original import Original
-
-
-def original_behind(candidate: object, model: Runnable, progress: Progress) -> Original | None:
-    """The checkpoint that a candidate runs, where it can stand in for the file."""
-    folder = checkpoint_of(str(candidate)) if isinstance(candidate, (str, Path)) else None
-    return None if folder is None or model.by_graph else original_of(model, folder, progress)
 
 
 def faults_of(findings: Iterable[Oddity], faulty: str) -> tuple[Check, ...]:

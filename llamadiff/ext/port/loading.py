@@ -36,7 +36,7 @@ def model_of(spec: str) -> Any:
     path = Path(spec)
     if not path.is_dir():
         raise UserError(f"{spec}: no directory of a checkpoint, and no file.py:function that builds a torch module")
-    from llamadiff.ext.file.transformers import loaded
+    from llamadiff.ext.pytorch.transformers import loaded
 
     return loaded(path, "f32", {})
 

@@ -11,7 +11,6 @@ from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.ext.file.transformers import config_read
 from llamadiff.ext.port.alignment import distance
 from llamadiff.ext.port.causes import Causes
 from llamadiff.ext.port.graph_values import node_values
@@ -22,6 +21,7 @@ from llamadiff.ext.port.pooling import POOLED, mode_of, other_pooling, with_pool
 from llamadiff.ext.port.sides import EITHER, FILE, GRAPH, MODEL, other_keys, side_of, third_opinion, unstated
 from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import layers_of
+from llamadiff.ext.pytorch.transformers import config_read
 from llamadiff.judge.verdict import of_check, of_part, worst_of
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child

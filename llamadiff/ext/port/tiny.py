@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.ext.file.transformers import config_of, randomly
 from llamadiff.ext.port.torch_ops import layers_of, recorded
+from llamadiff.ext.pytorch.transformers import config_of, randomly
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace import taps

@@ -85,8 +85,7 @@ def check_language(language: str) -> None:
 def source(language: str) -> str:
     """The writer's source. Raises UserError for a language that there is none in."""
     check_language(language)
-    home = "llamadiff.candidates" if language == "python" else __package__  # which the core uses, too
-    return files(home).joinpath(LANGUAGES[language].file).read_text("utf-8")
+    return files(__package__).joinpath(LANGUAGES[language].file).read_text("utf-8")
 
 
 def add_lines(language: str, model: Runnable) -> str:

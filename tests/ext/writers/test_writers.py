@@ -26,14 +26,13 @@ from typer.testing import CliRunner
 
 import llamadiff
 from llamadiff import Trace, UserError
-from llamadiff.candidates import trace_writer
 from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.cli.app import app
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How
-from llamadiff.ext.writers import writers
+from llamadiff.ext.writers import trace_writer, writers
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.halves import round_bf16

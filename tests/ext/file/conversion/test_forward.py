@@ -54,7 +54,7 @@ def test_the_file_is_blamed_and_not_the_engine(architecture, mistake, kind, chec
 
 def test_a_fault_of_the_engine_is_still_its_own(checkpoint, tmp_path, monkeypatch):
     """Its own epsilon, beside a file that is right."""
-    from llamadiff.ext.file import transformers
+    from llamadiff.ext.pytorch import transformers
 
     right = transformers.loaded
 

@@ -14,7 +14,7 @@ from places import ROOT
 from llamadiff import UserError, compare
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How
-from llamadiff.ext.file.transformers import loaded
+from llamadiff.ext.pytorch.transformers import loaded
 from llamadiff.torch import record
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from llamadiff.candidates.map_file import INPUT, load_map
 from llamadiff.candidates.name_map import Entry
-from llamadiff.candidates.trace_writer import TraceWriter
+from llamadiff.ext.writers.trace_writer import TraceWriter
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target
 from llamadiff.trace import taps

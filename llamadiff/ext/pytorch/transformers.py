@@ -23,7 +23,7 @@ from llamadiff.candidates.map_file import HF
 from llamadiff.candidates.name_map import Entry
 from llamadiff.candidates.pieces import Piece
 from llamadiff.candidates.source import CandidateSource, Context, assemble
-from llamadiff.candidates.torch_modules import run
+from llamadiff.ext.pytorch.modules import run
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 from llamadiff.trace.reader import Trace
