@@ -29,6 +29,7 @@ from command import processes_of
 from command import run as run_here
 from models import small
 from models.tokenized import with_tokenizer
+from optional import needs_slices
 from safetensors.numpy import save_file
 
 from llamadiff.engines.reference_model import Model
@@ -402,7 +403,12 @@ def here(files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     return run
 
 
-@pytest.mark.parametrize("name", REFUSED)
+OF_SLICES = {"candidate of words": "dumps", "candidate of transformers a pipe": "pytorch"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[needs_slices(*filter(None, [OF_SLICES.get(name)]))]) for name in REFUSED]
+)
 def test_refused_in_one_line(name: str, here: Callable[..., Run]) -> None:
     args, words = REFUSED[name]
     here(*args).refused(*words)
@@ -693,6 +699,7 @@ def test_a_trace_of_many_taps_needs_few_descriptors(tmp_path: Path, cli: Cli) ->
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
+@needs_slices("prompt")
 @pytest.mark.parametrize(
     ("template", "words"),
     [
@@ -708,6 +715,7 @@ def test_a_hostile_template_on_the_command_line(template: str, words: tuple[str,
     cli("compare", "m.gguf", "hello", "--chat").refused(*words)
 
 
+@needs_slices("prompt")
 def test_a_chat_prompt_is_tokenized(cli: Cli) -> None:
     with_tokenizer(cli.folder / "m.gguf", "{{ bos_token }}{{ messages[0].content }} there")
     tokens = json.loads(cli("compare", "m.gguf", "hello", "--chat", "-o", "json:-").succeeded())["tokens"]

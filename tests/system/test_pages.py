@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from optional import needs_slices
 from threadpoolctl import threadpool_limits
 
-from llamadiff.ext.verify.combinations import Combinations
 from llamadiff.numerics.metrics import Rows
 from llamadiff.system import pages
 
@@ -30,15 +31,23 @@ def of_files():
     return next(int(line.split()[1]) for line in lines if line.startswith("RssFile")) / 1024
 
 
+def combined(kind, x):
+    """A tensor's rows, or its channels, as they are verified by sketch."""
+    from llamadiff.ext.verify.combinations import Combinations
+
+    return getattr(Combinations.within([slice(0, None)], len(x)), kind)(x)
+
+
 READ = {
     "sums and extremes": lambda x: [*Rows(x).extremes],
-    "rows combined": lambda x: Combinations.within([slice(0, None)], len(x)).rows(x),
-    "channels combined": lambda x: Combinations.within([slice(0, None)], len(x)).channels(x),
+    "rows combined": partial(combined, "rows"),
+    "channels combined": partial(combined, "channels"),
 }
+CASES = [pytest.param(what, marks=[needs_slices("verify")] * ("combined" in what)) for what in READ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells it")
-@pytest.mark.parametrize("what", READ)
+@pytest.mark.parametrize("what", CASES)
 def test_what_was_read_is_let_go(what, mapped):
     open_it, values = mapped
     x, before = open_it(), of_files()
