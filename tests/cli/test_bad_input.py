@@ -403,7 +403,11 @@ def here(files: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     return run
 
 
-OF_SLICES = {"candidate of words": "dumps", "candidate of transformers a pipe": "pytorch"}
+OF_SLICES = {
+    "candidate of words": "dumps",
+    "candidate of transformers a pipe": "pytorch",
+    "chat without template": "prompt",
+}
 
 
 @pytest.mark.parametrize(
