@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     Compute = Callable[[Op], Array]
     Decoder = Callable[[str], Callable[[Array], Array]]  # a weight's, by its name
     StartElsewhere = Callable[..., Process]
+
+Answer = TypeVar("Answer")
 
 
 class Slice:
@@ -169,7 +171,7 @@ class Missing:
 
 
 @cache
-def found() -> tuple[Mapping[str, Slice], tuple[Missing, ...]]:
+def load() -> tuple[Mapping[str, Slice], tuple[Missing, ...]]:
     """The slices by their names, and what is missing."""
     package = import_module("llamadiff.ext")
     slices, missing = dict[str, Slice](), list[Missing]()
@@ -185,11 +187,21 @@ def found() -> tuple[Mapping[str, Slice], tuple[Missing, ...]]:
     return slices, tuple(missing)
 
 
-def each(method: Callable[[Slice], Any]) -> Iterator[Any]:
-    """What each slice answers, those that answer nothing left out."""
-    yield from (answer for slice_ in found()[0].values() if (answer := method(slice_)))
+def slices() -> Mapping[str, Slice]:
+    """Those that are there, by their names."""
+    return load()[0]
 
 
-def first(method: Callable[[Slice], Any]) -> Any:
+def missing() -> tuple[Missing, ...]:
+    """Those that are not, and why."""
+    return load()[1]
+
+
+def ask_all(question: Callable[[Slice], Answer]) -> Iterator[Answer]:
+    """What the slices answer, those left out that answer nothing."""
+    yield from (answer for slice_ in slices().values() if (answer := question(slice_)))
+
+
+def ask_first(question: Callable[[Slice], Answer | None]) -> Answer | None:
     """What the first slice answers that answers something; None if none does."""
-    return next(each(method), None)
+    return next(ask_all(question), None)

@@ -57,5 +57,5 @@ def needs(*names: str) -> pytest.MarkDecorator:
 
 def needs_slices(*names: str) -> pytest.MarkDecorator:
     """Skip a test of the core that looks at what a slice adds, where that was deleted (tools/without.py)."""
-    missing = [name for name in names if name not in plugins.found()[0]]
+    missing = [name for name in names if name not in plugins.slices()]
     return pytest.mark.skipif(bool(missing), reason=f"without the slice {' and '.join(missing)}")

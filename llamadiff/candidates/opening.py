@@ -75,7 +75,7 @@ class Source(Protocol):
 def source_of(spec: str) -> Source:
     """The module of the kind of source that a ``--candidate`` names. Raises UserError if it names none."""
     refuse_foreign(spec)
-    of_slices = [kind for kinds in plugins.each(lambda each: each.sources()) for kind in kinds]
+    of_slices = [kind for kinds in plugins.ask_all(lambda each: each.sources()) for kind in kinds]
     for kind in (*of_slices, *KINDS):
         source = cast("Source", import_module(kind))
         if source.matches(spec):

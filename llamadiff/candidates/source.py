@@ -92,7 +92,7 @@ def assemble(
     extras: list[Piece | Unread] = []
     pieces, mapping = list(pieces), context.mapping
     if mapping is name_map.AUTO:
-        found_map = plugins.first(lambda each: each.found_map(pieces, context.model, run))
+        found_map = plugins.ask_first(lambda each: each.found_map(pieces, context.model, run))
         if found_map is None:
             raise UserError("--map auto: the slice that finds names by values is missing; give a TOML file")
         mapping, lines = found_map

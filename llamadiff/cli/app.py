@@ -14,7 +14,7 @@ from llamadiff.cli.commands import COMMANDS
 def _epilog() -> str:
     """What stands under all commands: exit codes, and slices that cannot be imported."""
     codes = "Exit codes: 0 right, 1 wrong, 2 could not tell; 70 a fault of llamadiff's own."
-    missing = plugins.found()[1]
+    missing = plugins.missing()
     return "\n\n".join((codes, *(f"Missing: {each.name} ({each.reason})" for each in missing)))
 
 
@@ -44,7 +44,10 @@ def llamadiff(
     """Options that need no command."""
 
 
-_commands = [*COMMANDS, *(command for commands in plugins.each(lambda each: each.commands()) for command in commands)]
+_commands = [
+    *COMMANDS,
+    *(command for commands in plugins.ask_all(lambda each: each.commands()) for command in commands),
+]
 for _command in sorted(_commands, key=lambda command: PANELS.index(command.panel)):
     _examples = "\n\n".join(("Examples:", *_command.examples)) if _command.examples else None
     app.command(rich_help_panel=_command.panel, epilog=_examples)(_command.function)

@@ -69,10 +69,10 @@ def compare(
         "engine": engine, "explain": explain, "partial": partial, "name_map": name_map, "timeout": timeout,
         "expect": token_ids(expect, "--expect"), "steps": steps,
     }  # fmt: skip
-    compared(model, asked, candidate, tolerance, fail_on, reports, more, [("the steps", steps)])
+    run_compare(model, asked, candidate, tolerance, fail_on, reports, more, [("the steps", steps)])
 
 
-def compared(
+def run_compare(
     model: Path, asked: RunOptions, candidate: str | None, tolerance: Path | None, fail_on: str, reports: Reports,
     more: Mapping[str, Any], files: Sequence[Named] = (),
 ) -> None:  # fmt: skip
@@ -140,12 +140,12 @@ def diff(
 ) -> None:  # fmt: skip
     """Compare two traces; with --model, judge every op of both."""
     how = {"explain": explain, "partial": partial, "expect": token_ids(expect, "--expect")}
-    result = diffed(baseline, candidate, model, tolerance, reports, how)
+    result = run_diff(baseline, candidate, model, tolerance, reports, how)
     reports.write(result)
     finish(result.verdict, fail_on)
 
 
-def diffed(
+def run_diff(
     baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None, reports: Reports,
     how: Mapping[str, Any],
 ) -> Comparison:  # fmt: skip

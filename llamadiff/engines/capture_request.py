@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def text_request(model: ModelFile, run: Run, output: Path) -> Request:
 
 def _through_template(model: ModelFile, typed: str) -> str:
     """A prompt as the model's own template has it. Raises UserError where that says nothing, or nobody renders it."""
-    render: Callable[[ModelFile, str], str] | None = plugins.first(lambda each: each.chat_template())
+    render = plugins.ask_first(lambda each: each.chat_template())
     if render is None:
         raise UserError("--chat: the slice that renders templates is missing; give the prompt as the template has it")
     prompt = render(model, typed)

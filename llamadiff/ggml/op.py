@@ -198,7 +198,7 @@ def _between(n: Op) -> float:
 def function_of(name: str) -> Function | None:
     """The function that computes an op; None if there is none."""
     own = (f"{ops.__name__}.{family.name}" for family in iter_modules(ops.__path__))
-    for family in (*own, *(name for names in plugins.each(lambda each: each.ops()) for name in names)):
+    for family in (*own, *(name for names in plugins.ask_all(lambda each: each.ops()) for name in names)):
         import_module(family)
     return _OPS.get(name)
 

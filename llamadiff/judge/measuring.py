@@ -297,10 +297,7 @@ class Judge:
         dim = self.sizes.get("dim_v" if "dim_v" in tap.kind.axes[-1] else "dim")
         limit = max(found.bounds.match, limit)
         rope = self._rope(tap)
-        facts: tuple[Fact, ...] | None = plugins.first(
-            lambda each: each.facts(found.seen, source, lane, limit, rope, dim)
-        )
-        return facts or ()
+        return plugins.ask_first(lambda each: each.facts(found.seen, source, lane, limit, rope, dim)) or ()
 
     def _label(self, source: Source, tap: taps.Tap, policy: str) -> str:
         """What a tap's operands were rounded to, in words."""

@@ -77,8 +77,8 @@ class Replay(RoundedOnce):
         self.judge, self.sources, self.keep = judge, judge.sources, keep
         self.present = {tap.name: tap for tap in model.taps}
         self.inputs, self.n_expert = model.inputs, model.sizes["expert"]
-        self.sums: ShownSums | None = plugins.first(lambda each: each.shown_sums(judge))
-        self.sketches: Sketches | None = plugins.first(lambda each: each.sketches(judge, model.products))
+        self.sums = plugins.ask_first(lambda each: each.shown_sums(judge))
+        self.sketches = plugins.ask_first(lambda each: each.sketches(judge, model.products))
         self.findings: list[Finding] = []
         self.logits: Array | None = None
         self.carry(lanes)

@@ -89,7 +89,7 @@ Look: TypeAlias = Callable[[Bench, Study], Study | None]  # a better study than 
 def infer_conventions(bench: Bench, candidate: Trace | None, passes: Passes) -> Study:
     """A candidate under the best assumption; ``passes`` were made under none, as the baseline's are."""
     study = Study(Assumed(candidate), passes)
-    slices = (look for looks in plugins.each(lambda each: each.looks()) for look in looks)
+    slices = (look for looks in plugins.ask_all(lambda each: each.looks()) for look in looks)
     for look in () if candidate is None or bench.model.by_graph else (*slices, _samples, _records):
         while (better := look(bench, study)) is not None:
             study = better

@@ -56,7 +56,7 @@ def prepared(request: Request) -> Request:
     files = request.files or (request.model,)
     describes = request.nodes or request.graph is not None or request.keep_graph
     weights = request.weights or (tuple(Weights(request.model)) if describes else ())
-    listener = plugins.first(lambda each: each.listener) or ""
+    listener = plugins.ask_first(lambda each: each.listener) or ""
     return replace(request, weights=weights, alone=all(map(is_remembered, files)), listener=listener)
 
 

@@ -73,7 +73,7 @@ def _started(llama_cpp: str = "", runner: str = "") -> _Running:
     words = (llama_cpp, str(shared.fileno()), word, _opener() if llama_cpp else "")
     streams = {"stderr": log, **process.inherits(shared)}
     if runner:
-        start_there = plugins.first(lambda each: each.runner())
+        start_there = plugins.ask_first(lambda each: each.runner())
         if start_there is None:
             raise UserError(f"runner={runner}: the slice that starts one is missing")
         return _Running(start_there(runner, *words, **streams), log, shared)
@@ -83,7 +83,7 @@ def _started(llama_cpp: str = "", runner: str = "") -> _Running:
 
 def _opener() -> str:
     """What loads a build of llama.cpp in that process. Raises UserError where no slice does."""
-    opener: str | None = plugins.first(lambda each: each.library)
+    opener = plugins.ask_first(lambda each: each.library)
     if opener is None:
         raise UserError("--llama-cpp DIR: the slice that loads a build is missing; leave it out, or mend llamadiff")
     return opener

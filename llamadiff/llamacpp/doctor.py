@@ -49,7 +49,7 @@ def examine(place: Settings | None = None) -> Iterator[Examined]:
         except PackageNotFoundError:
             yield Examined(name, BAD, "not installed" + _without(name))
     yield _kernels()
-    for missing in plugins.found()[1]:
+    for missing in plugins.missing():
         yield Examined(f"slice {missing.name}", BAD, f"missing: {missing.reason}")
     yield from _llama_cpp(place or Settings())
 
@@ -95,7 +95,7 @@ def _ops(plain: Settings) -> Iterator[Examined]:
         return
     try:
         folder = plain.llama_cpp or (package().submodule_search_locations or [""])[0]
-        ops: Iterable[str] | None = plugins.first(lambda each: each.ops_of(Path(folder)))
+        ops = plugins.ask_first(lambda each: each.ops_of(Path(folder)))
     except UserError:
         ops = None
     if ops is not None:

@@ -20,7 +20,6 @@ from llamadiff import plugins
 from llamadiff.ggml.check import (
     NO_FUNCTION,
     UNKNOWN_ROUNDING,
-    NodeArithmetics,
     NodeCheck,
     PlainArithmetics,
     Recomputed,
@@ -48,9 +47,7 @@ class NodeChecker:
     def __init__(self, weights: Weights, request: Request, q8: str) -> None:
         self.weights, self.request, self.q8 = weights, request, q8
         on_device = request.settings.on_device
-        of_slice: NodeArithmetics | None = plugins.first(
-            lambda each: each.node_arithmetics(self._computed, self._decoder, on_device)
-        )
+        of_slice = plugins.ask_first(lambda each: each.node_arithmetics(self._computed, self._decoder, on_device))
         self.arithmetics = of_slice or PlainArithmetics(self._computed)
         self._doubtful: dict[int, Path] = {}
         self.results: list[NodeCheck] = []

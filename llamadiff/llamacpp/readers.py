@@ -122,8 +122,7 @@ class RunReader:
     @cached_property
     def inputs(self) -> PassCheck:
         """What passes were given, held against what was run before."""
-        check: PassCheck | None = plugins.first(lambda each: each.pass_check())
-        return check or NoCheck()
+        return plugins.ask_first(lambda each: each.pass_check()) or NoCheck()
 
     def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """Some tokens are run."""

@@ -10,4 +10,4 @@ from llamadiff.numerics.metrics import Rows
 
 def closeup_of(recorded: Rows, right: Rows, axes: Sequence[str], index: Sequence[int]) -> object:
     """A tensor against what is right, around the worst place; None where nobody draws it."""
-    return plugins.first(lambda each: each.closeup(recorded, right, axes, index))
+    return plugins.ask_first(lambda each: each.closeup(recorded, right, axes, index))

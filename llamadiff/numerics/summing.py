@@ -36,5 +36,4 @@ class SumsInHalf(Protocol):
 
 def sums_in_half() -> SumsInHalf | None:
     """What follows such sums; None where no slice does."""
-    found: SumsInHalf | None = plugins.first(lambda each: each.sums_in_half())
-    return found
+    return plugins.ask_first(lambda each: each.sums_in_half())

@@ -74,7 +74,7 @@ FORMATS = (
 
 def formats() -> tuple[Format, ...]:
     """The core's, and those of slices."""
-    return (*FORMATS, *(form for forms in plugins.each(lambda each: each.formats()) for form in forms))
+    return (*FORMATS, *(form for forms in plugins.ask_all(lambda each: each.formats()) for form in forms))
 
 
 def of_several() -> tuple[Format, ...]:

@@ -12,4 +12,4 @@ Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]  # its name, titl
 
 def tables_of(result: Comparison, full: bool = True) -> list[Table]:
     """Those of all slices; ``full``: with what a short report leaves out."""
-    return [table for tables in plugins.each(lambda each: each.tables(result, full)) for table in tables]
+    return [table for tables in plugins.ask_all(lambda each: each.tables(result, full)) for table in tables]

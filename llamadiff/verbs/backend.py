@@ -54,7 +54,7 @@ class NodeRecordings(Protocol):
 
 def recordings() -> NodeRecordings:
     """What records such runs. Raises UserError where no slice does."""
-    found: NodeRecordings | None = plugins.first(lambda each: each.node_recordings())
+    found = plugins.ask_first(lambda each: each.node_recordings())
     if found is None:
         raise UserError("--nodes and --recorded: the slice that records runs with their nodes is missing")
     return found

@@ -67,8 +67,7 @@ def judge(
     study = _studied(bench, candidate, keep)
     stated, between = statistics_check(study.passes.findings)
     ran = time.perf_counter()
-    causes = plugins.first(lambda each: each.causes(bench, study)) if how.diagnose else None
-    diagnosis: tuple[Diagnosis, ...] = causes or ()
+    diagnosis = (plugins.ask_first(lambda each: each.causes(bench, study)) if how.diagnose else None) or ()
     judged = _judged(model, baseline, study, (*checks, *stated), diagnosis, how)
     judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
     judged = by_the_original(judged, original) if original is not None else judged

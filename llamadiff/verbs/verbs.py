@@ -79,7 +79,7 @@ def compare(
     """
     started, run = time.perf_counter(), run_of(prompt)
     refuse_collisions(compared_files(model, candidate, how.name_map), saved(save))
-    other: Compare | None = plugins.first(lambda each: each.comparing(candidate, how))
+    other = plugins.ask_first(lambda each: each.comparing(candidate, how))
     if other is not None:
         with child or Child(run.settings) as ready, _workplace(save) as folder:
             return _timed(other(model, candidate, run, how, Path(folder), ready), started)
@@ -135,8 +135,7 @@ def _original_behind(brought: Candidate | None, model: Runnable, progress: Progr
     """The checkpoint that a candidate runs, where that can stand in for the file."""
     if brought is None:
         return None
-    original: Original | None = plugins.first(lambda each: each.original(brought.spec, model, progress))
-    return original
+    return plugins.ask_first(lambda each: each.original(brought.spec, model, progress))
 
 
 def run_of(prompt: str | Sequence[int] | Run | None) -> Run:

@@ -26,16 +26,16 @@ def folder(tmp_path, monkeypatch):
         for name, source in sources.items():
             (tmp_path / name).mkdir()
             (tmp_path / name / "__init__.py").write_text(source, encoding="utf-8")
-        plugins.found.cache_clear()
+        plugins.load.cache_clear()
 
     yield put
-    plugins.found.cache_clear()
+    plugins.load.cache_clear()
 
 
 def test_a_slice_that_cannot_be_imported_is_missing_and_the_others_are_there(folder):
-    before = plugins.found()[0].keys()
+    before = plugins.slices().keys()
     folder(broken_slice=BROKEN)
-    slices, missing = plugins.found()
+    slices, missing = plugins.load()
     assert slices.keys() == before
     assert missing == (Missing("broken_slice", "ModuleNotFoundError: No module named 'no_such_module'"),)
 
@@ -50,14 +50,14 @@ def test_help_and_doctor_say_what_is_missing(folder):
 
 def test_a_slice_that_lacks_another_is_missing_with_what_needs_it(folder):
     folder(first_slice=LACKING.format("no_slice"), second_slice=LACKING.format("first_slice"))
-    assert set(plugins.found()[1]) == {
+    assert set(plugins.missing()) == {
         Missing("first_slice", "needs no_slice, which is missing"),
         Missing("second_slice", "needs first_slice, which is missing"),
     }
 
 
 def test_nothing_is_missing():
-    assert plugins.found()[1] == ()
+    assert plugins.missing() == ()
     assert "Missing" not in app._epilog()
 
 

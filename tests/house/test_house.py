@@ -165,13 +165,13 @@ def test_the_core_imports_no_slice():
 def beyond_its_needs(path):
     """What a file imports of slices that its own does not say it needs."""
     own = slice_of(module_of(path))
-    if own in plugins.found()[0]:
-        needs = {own, *plugins.found()[0][own].needs}
+    if own in plugins.slices():
+        needs = {own, *plugins.slices()[own].needs}
         yield from (imported for imported in imports(path) if slice_of(imported) not in (None, *needs))
 
 
 def test_a_slice_says_which_others_it_needs():
-    assert plugins.found()[1] == ()
+    assert plugins.missing() == ()
     assert offenders(beyond_its_needs) == {}
 
 

@@ -100,12 +100,12 @@ def start_there(runner: str, *words: str, main: str = LLAMA_CPP, **streams: Any)
 @cache
 def _sources() -> dict[str, str]:
     """The modules and the packages that they lie in, which are empty there."""
-    modules = [*MODULES, *(name for names in plugins.each(lambda each: each.remote) for name in names)]
+    modules = [*MODULES, *(name for names in plugins.ask_all(lambda each: each.remote) for name in names)]
     packages = {".".join(name.split(".")[:depth]) for name in modules for depth in range(1, name.count(".") + 1)}
     found = {name: ROOT.joinpath(*name.split(".")).with_suffix(".py").read_text("utf-8") for name in modules}
     return {**dict.fromkeys(packages, ""), **found}
 
 
 def _files() -> dict[str, str]:
-    names = [name for names in plugins.each(lambda each: each.remote_files) for name in names]
+    names = [name for names in plugins.ask_all(lambda each: each.remote_files) for name in names]
     return {name: (ROOT / name).read_text("utf-8") for name in names}

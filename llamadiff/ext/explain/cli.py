@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from llamadiff.cli.command import JUDGE, LEARN, Command
-from llamadiff.cli.commands import Baseline, UnderTest, diffed
+from llamadiff.cli.commands import Baseline, UnderTest, run_diff
 from llamadiff.cli.options import Explain, FailOn, Partial, Tolerance, finish
 from llamadiff.cli.reports import Reports, with_files
 
@@ -22,7 +22,7 @@ def diagnose(
     """Say why the candidate is wrong: every known bug is replayed on what it recorded."""
     from llamadiff.report.terminal.report import make_console, render_causes
 
-    result = diffed(baseline, candidate, model, tolerance, reports, {"explain": explain, "partial": partial})
+    result = run_diff(baseline, candidate, model, tolerance, reports, {"explain": explain, "partial": partial})
     reports.write(result, lambda found: render_causes(found, make_console()))
     finish(result.verdict, fail_on)
 

@@ -185,8 +185,7 @@ class Checkpoint(OtherSide):
     @cached_property
     def tokenizer(self) -> CheckpointTokenizer | None:
         """The checkpoint's; None where no slice knows tokenizers."""
-        found: CheckpointTokenizer | None = plugins.first(lambda each: each.tokenizer(self.folder))
-        return found
+        return plugins.ask_first(lambda each: each.tokenizer(self.folder))
 
     @cached_property
     def ids(self) -> Sequence[Oddity | str]:

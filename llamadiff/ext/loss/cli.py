@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llamadiff.cli.command import FILE, Command
-from llamadiff.cli.commands import compared
+from llamadiff.cli.commands import run_compare
 from llamadiff.cli.inputs import MAX_TEXT_FILE, RunOptions, as_typed, bytes_of
 from llamadiff.cli.options import Chat, FailOn, LlamaCpp, Model, Prompt, Spend, Text, Tokens
 from llamadiff.cli.reports import Reports, with_reports
@@ -32,7 +32,7 @@ def loss(
     if prompt is None and tokens is None and costing.text is not None:
         prompt = as_typed(" ".join(costing.text.split()[:BEGINNING]))
     asked = RunOptions(prompt, tokens, chat, 0, llama_cpp)
-    compared(model, asked, str(other), None, fail_on, reports, {"costing": costing}, [("the text", text)])
+    run_compare(model, asked, str(other), None, fail_on, reports, {"costing": costing}, [("the text", text)])
 
 
 def _costing_of(other: Path, text: Path | None, spend: str | None) -> Costing:

@@ -6,7 +6,7 @@ A later difference means nothing when an earlier one fails, so each has a verdic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,7 @@ def _short(value: Any) -> str:
 
 def weights(model: ModelFile, candidate: Trace) -> Iterator[Check]:
     """Dumped weights (``weights/blk.0.attn_q.weight``) against the file's, block by block."""
-    fault_of: Callable[[ModelFile, str, Array], str | None] | None = plugins.first(lambda each: each.weight_check())
+    fault_of = plugins.ask_first(lambda each: each.weight_check())
     for name in candidate:
         if not name.startswith(WEIGHTS):
             continue

@@ -69,8 +69,8 @@ def imported(name: str) -> Iterator[str]:
             yield from modules or [node.module]
 
 
-FILES = [name for names in plugins.each(lambda each: each.remote_files) for name in names]
-SENT = {*MODULES, *(name for names in plugins.each(lambda each: each.remote) for name in names)}
+FILES = [name for names in plugins.ask_all(lambda each: each.remote_files) for name in names]
+SENT = {*MODULES, *(name for names in plugins.ask_all(lambda each: each.remote) for name in names)}
 
 
 def test_what_is_sent_is_all_that_the_process_imports():
