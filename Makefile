@@ -91,7 +91,7 @@ matrix: develop  ## the quick tests as on other machines, a fifth of them in eac
 
 backends: $(WHOLE)  ## every node on other builds, devices, CPUs (PARTS=arm), releases (PARTS=old); wrong graphs (PARTS=port)
 	$(BIN)/python tests/tools/backends.py $(PARTS)
-	PARTS="$(PARTS)" $(BIN)/python $(PYTEST) -rs -m backends tests/llamacpp tests/ext/port; code=$$?; \
+	PARTS="$(PARTS)" $(BIN)/python $(PYTEST) -rs -m backends tests/llamacpp tests/ext; code=$$?; \
 		$(BIN)/python tests/tools/backends.py --table && exit $$code
 
 fuzz: develop  ## 10,000 hostile files for every reader: half an hour
