@@ -8,7 +8,8 @@ import sys
 import pytest
 
 import llamadiff.ext
-from llamadiff import plugins
+from llamadiff import UserError, plugins
+from llamadiff.candidates.opening import source_of
 from llamadiff.cli import app
 from llamadiff.llamacpp.doctor import BAD, examine
 from llamadiff.plugins import Missing
@@ -54,6 +55,12 @@ def test_a_slice_that_lacks_another_is_missing_with_what_needs_it(folder):
         Missing("first_slice", "needs no_slice, which is missing"),
         Missing("second_slice", "needs first_slice, which is missing"),
     }
+
+
+def test_a_candidate_that_nobody_takes_is_refused_with_what_is_missing(folder):
+    folder(broken_slice=BROKEN)
+    with pytest.raises(UserError, match="llamadiff doctor says why broken_slice is missing"):
+        source_of("what:ever")
 
 
 def test_nothing_is_missing():
