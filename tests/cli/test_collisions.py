@@ -122,7 +122,7 @@ def refusal(*arguments: str) -> str:
     return str(refused.value)
 
 
-@needs_slices("explain")
+@needs_slices("explain", "pytorch")
 @pytest.mark.parametrize("name", COLLISIONS)
 def test_a_file_that_is_read_is_not_written(name, place):
     arguments, lost = COLLISIONS[name]
