@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from sent import node_of
 
-from llamadiff.ggml.op import Array, Op, Operand
+from llamadiff.ggml.op import Array, Op, Operand, function_of
 from llamadiff.llamacpp.layout import InitParams
 from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.tensors import Ggml, Tensor
@@ -35,6 +35,8 @@ class Blocks:
 
 
 Then = Callable[["Graph", int, Any], None]
+
+SCAN, PLAIN, SAME = 1e-9, 1e-12, 0.0  # NMSE that an op may have
 
 
 class Graph:
@@ -132,3 +134,48 @@ def normal(*shape: int, seed: int = 0, size: float = 1.0) -> Array:
 
 def uniform(*shape: int, low: float, high: float, seed: int = 0) -> Array:
     return np.random.default_rng([seed, *shape]).uniform(low, high, shape).astype(np.float32)
+
+
+def check(
+    graph: Graph,
+    name: str,
+    inputs: list[Input],
+    types: list[Any],
+    values: list[Any],
+    limit: float,
+    unwritten: int = 0,
+) -> None:
+    """A function against ggml; NaN stands for the ``unwritten`` values that ggml leaves as they were."""
+    n, expected = graph.run(name, inputs, types, values)
+    compute = function_of(n.name)
+    assert compute is not None, n.name
+    found = compute(n)
+    written = ~np.isnan(found)
+    assert (~written).sum() == unwritten
+    assert found.shape == n.shape == expected.shape
+    assert found.dtype == (np.int32 if n.kind == "i32" else np.float32)
+    assert nmse(found[written], expected[written]) <= limit
+    check_batches(n, compute, found)
+
+
+def check_batches(n: Op, compute: Callable[[Op], Array], found: Array) -> None:
+    """Each source alone with a batch axis, and all of them, two different members each."""
+    assert any(source is not None for source in n.sources)
+    halved = [source and replace(source, values=_other(source.values)) for source in n.sources]
+    stacked = [
+        source and replace(source, values=np.stack([source.values, _other(source.values)])) for source in n.sources
+    ]
+    for i, source in enumerate(n.sources):
+        if source is not None:
+            expected = [found, compute(replace(n, sources=(*n.sources[:i], halved[i], *n.sources[i + 1 :])))]
+            batched = compute(replace(n, sources=(*n.sources[:i], stacked[i], *n.sources[i + 1 :])))
+            assert_same(batched, expected)
+    assert_same(compute(replace(n, sources=tuple(stacked))), [found, compute(replace(n, sources=tuple(halved)))])
+
+
+def assert_same(batched: Array, expected: list[Array]) -> None:
+    np.testing.assert_allclose(np.broadcast_to(batched, (2, *expected[0].shape)), expected, rtol=1e-5, atol=1e-6)
+
+
+def _other(x: Array) -> Array:
+    return x if x.dtype.kind == "i" else x * np.float32(0.75)

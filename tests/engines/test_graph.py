@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from faulty import BUGS
+from graphs_by_hand import engine_of, node, ramp
 from llamaref import Engine, Tap, Weights
 from models.random_models import NAMES
 from models.small import write_model
@@ -19,8 +19,6 @@ from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.ggml.engine import GraphEngine
-from llamadiff.ggml.graph import Graph, GraphNode, Leaf
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import metrics
 from llamadiff.system.errors import UserError
@@ -205,24 +203,6 @@ def test_an_encoder_sees_all_keys(tmp_path, by_graph):
 
 def place(*strides: int, offset: int = 0) -> bytes:
     return np.array([offset, *strides], np.int64).tobytes()
-
-
-def node(
-    number: int, op: str, shape: tuple[int, ...], *sources: int, view: Any = None, params: bytes = b""
-) -> GraphNode:
-    return GraphNode(number, f"n{number}", None, op, "f32", shape, params, sources, view)
-
-
-def engine_of(nodes: list[GraphNode], given: dict[int, np.ndarray], weights: Any = None, **names: str) -> GraphEngine:
-    """Nodes over leaves: plain memory, or weights of a file by name (``w0``: leaf 0's)."""
-    leaves = {number: Leaf(number, names.get(f"w{number}", f"leaf_{number}"), "f32", x.shape)
-              for number, x in given.items()}  # fmt: skip
-    memory = {number: x for number, x in given.items() if not weights or leaves[number].name not in weights}
-    return GraphEngine(Graph(tuple(nodes), leaves, memory, (1, 2, 3)), weights)
-
-
-def ramp(*shape: int) -> np.ndarray:
-    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1
 
 
 def test_a_view_shows_what_is_written_after_it():

@@ -8,31 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs_by_hand import engine_of, node, ramp
 from llamaref import Tap
 
 from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.case import OutOfTimeError
 from llamadiff.ext.explain.subgraph import Subgraph
-from llamadiff.ggml.engine import GraphEngine
-from llamadiff.ggml.graph import Graph, GraphNode, Leaf
-
-
-def node(
-    number: int, op: str, shape: tuple[int, ...], *sources: int, view: Any = None, params: bytes = b""
-) -> GraphNode:
-    return GraphNode(number, f"n{number}", None, op, "f32", shape, params, sources, view)
-
-
-def engine_of(nodes: list[GraphNode], given: dict[int, np.ndarray], weights: Any = None, **names: str) -> GraphEngine:
-    """Nodes over leaves: plain memory, or weights of a file by name (``w0``: leaf 0's)."""
-    leaves = {number: Leaf(number, names.get(f"w{number}", f"leaf_{number}"), "f32", x.shape)
-              for number, x in given.items()}  # fmt: skip
-    memory = {number: x for number, x in given.items() if not weights or leaves[number].name not in weights}
-    return GraphEngine(Graph(tuple(nodes), leaves, memory, (1, 2, 3)), weights)
-
-
-def ramp(*shape: int) -> np.ndarray:
-    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1
 
 
 def test_a_hypothesis_that_cannot_be_computed_is_not_the_cause():

@@ -2,73 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import pytest
-from one_op import BOOL, FLOAT, INT, LONG, Graph, Input, nmse, normal
+from one_op import BOOL, FLOAT, INT, LONG, PLAIN, SAME, Graph, Input, check, normal
 
-from llamadiff.ggml.op import Array, Op, function_of
-
-SCAN, PLAIN, SAME = 1e-9, 1e-12, 0.0
-
+from llamadiff.ggml.op import Array
 
 POOL_MAX, POOL_AVG = 0, 1
-
-
 NEAREST, BILINEAR, BICUBIC, ALIGN_CORNERS, ANTIALIAS = 0, 1, 2, 1 << 8, 1 << 9
 
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     return Graph()
-
-
-def check(
-    graph: Graph,
-    name: str,
-    inputs: list[Input],
-    types: list[Any],
-    values: list[Any],
-    limit: float,
-    unwritten: int = 0,
-) -> None:
-    """A function against ggml; NaN stands for the ``unwritten`` values that ggml leaves as they were."""
-    n, expected = graph.run(name, inputs, types, values)
-    compute = function_of(n.name)
-    assert compute is not None, n.name
-    found = compute(n)
-    written = ~np.isnan(found)
-    assert (~written).sum() == unwritten
-    assert found.shape == n.shape == expected.shape
-    assert found.dtype == (np.int32 if n.kind == "i32" else np.float32)
-    assert nmse(found[written], expected[written]) <= limit
-    check_batches(n, compute, found)
-
-
-def check_batches(n: Op, compute: Callable[[Op], Array], found: Array) -> None:
-    """Each source alone with a batch axis, and all of them, two different members each."""
-    assert any(source is not None for source in n.sources)
-    halved = [source and replace(source, values=_other(source.values)) for source in n.sources]
-    stacked = [
-        source and replace(source, values=np.stack([source.values, _other(source.values)])) for source in n.sources
-    ]
-    for i, source in enumerate(n.sources):
-        if source is not None:
-            expected = [found, compute(replace(n, sources=(*n.sources[:i], halved[i], *n.sources[i + 1 :])))]
-            batched = compute(replace(n, sources=(*n.sources[:i], stacked[i], *n.sources[i + 1 :])))
-            assert_same(batched, expected)
-    assert_same(compute(replace(n, sources=tuple(stacked))), [found, compute(replace(n, sources=tuple(halved)))])
-
-
-def assert_same(batched: Array, expected: list[Array]) -> None:
-    np.testing.assert_allclose(np.broadcast_to(batched, (2, *expected[0].shape)), expected, rtol=1e-5, atol=1e-6)
-
-
-def _other(x: Array) -> Array:
-    return x if x.dtype.kind == "i" else x * np.float32(0.75)
 
 
 PLACES = [(1, 1, 0, 0, 1, 1), (2, 1, 1, 2, 1, 1), (1, 3, 2, 1, 2, 1), (2, 2, 0, 3, 1, 2)]
