@@ -62,6 +62,7 @@ class Slice:
     needs: Sequence[str] = ()  # other slices, without which this one is missing
     library = ""  # ``module:name`` of what loads a build of llama.cpp, in the process that runs it
     listener = ""  # ``module:name`` of what tells of the inputs of llama.cpp's passes (llamacpp/passes.py)
+    recorder = ""  # ``module:name`` of what records a PyTorch model (torch.py)
     remote: Sequence[str] = ()  # modules that are sent where llama.cpp runs and nothing is installed
     remote_files: Sequence[str] = ()  # and other files, from the root
 

@@ -13,12 +13,12 @@ import signal
 import sys
 from contextlib import suppress
 from functools import partial
+from pkgutil import resolve_name
 from queue import Queue
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from llamadiff.llamacpp.library import INSTALL, package
-from llamadiff.llamacpp.passes import named
 from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.tensor_transport import Voice
 from llamadiff.system.errors import NoRoomError, UnrunnableError, UserError
@@ -126,7 +126,7 @@ def _prepared(build: str = "", opener: str = "") -> Library | UserError:
 
         if not build:
             return _installed()
-        opened: Library = named(opener)(build)  # llama-cpp-python's libraries must not be loaded beside it
+        opened: Library = resolve_name(opener)(build)  # llama-cpp-python's libraries must not be loaded beside it
         return opened
     except UserError as error:
         return error if build else UnrunnableError(str(error))

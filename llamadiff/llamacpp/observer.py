@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import isnan
+from pkgutil import resolve_name
 from typing import Any
 
 from llamadiff.llamacpp.interface import ABORT, Handle, Library, Room
-from llamadiff.llamacpp.passes import Listener, NoListener, named
+from llamadiff.llamacpp.passes import Listener, NoListener
 from llamadiff.llamacpp.probes import rounded_probes
 from llamadiff.llamacpp.request import LONG, PLAIN, SCORES, Request, Say, Settings
 from llamadiff.llamacpp.session import SMALL_MODEL, asked, made_context
@@ -49,7 +50,7 @@ class Observer:
         self.weights = frozenset(request.weights)
         self.at_once = self._together()
         self.start = self.rows = self.n_ctx = 0
-        self.given: Listener = (named(request.listener) if request.listener else NoListener)(feed)
+        self.given: Listener = (resolve_name(request.listener) if request.listener else NoListener)(feed)
         self._tell(NOTHING)
         self.places: set[int] = set()
         self.place = -1

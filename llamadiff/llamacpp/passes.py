@@ -6,18 +6,11 @@ The first two are in llama.cpp's process, which is told their names, ``module:na
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from llamadiff.llamacpp.steps import Step
     from llamadiff.llamacpp.tensors import Tensor
-
-
-def named(name: str) -> Any:
-    """What a ``module:name`` names."""
-    module, _, own = name.partition(":")
-    return getattr(import_module(module), own)
 
 
 class Listener(Protocol):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from pkgutil import resolve_name
 from queue import Queue
 
 from llamadiff.llamacpp.interface import Library
 from llamadiff.llamacpp.observer import Observer
-from llamadiff.llamacpp.passes import named
 from llamadiff.llamacpp.request import TOKENIZING, Request
 from llamadiff.llamacpp.session import Loaded, Quiet, load, tokenize, without_bos
 from llamadiff.llamacpp.tensor_transport import Feed, Voice
@@ -24,7 +24,7 @@ def run(
     ready = loaded.taken_for(request) if loaded is not None else None
     feed = Feed(voice, hear, shared)
     if request.errand:
-        named(request.errand)(library, request, voice, feed)
+        resolve_name(request.errand)(library, request, voice, feed)
         feed.tell()
         voice(done=True)
         return
@@ -43,7 +43,7 @@ def run(
         tokens = list(request.tokens) or tokenize(library, model, request)
         voice(tokens=tokens, loaded=time.perf_counter() - started)
         voice(phase="running llama.cpp")
-        kind = named(request.way.observer) if request.way.observer else Observer
+        kind = resolve_name(request.way.observer) if request.way.observer else Observer
         observer: Observer = kind(library, model, request, tokens, feed)
         observer.run(voice)
         observer.close()  # this process waits for another request, while its parent judges

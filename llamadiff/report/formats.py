@@ -5,10 +5,10 @@ A format's functions are named, not imported: whoever asks for help waits for no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from llamadiff import plugins
@@ -53,13 +53,13 @@ class Format:
 
     def text(self, result: Any, about: About) -> str:
         """One report."""
-        written: str = _function(self.writer)(result, *(() if self.plain else (about,)))
+        written: str = resolve_name(f"llamadiff.{self.writer}")(result, *(() if self.plain else (about,)))
         return written
 
     def text_of(self, results: Sequence[tuple[Path, Comparison]], about: About) -> str:
         """A report of several traces."""
         assert self.of_several is not None
-        written: str = _function(self.of_several)(results, about)
+        written: str = resolve_name(f"llamadiff.{self.of_several}")(results, about)
         return written
 
 
@@ -80,12 +80,6 @@ def formats() -> tuple[Format, ...]:
 def of_several() -> tuple[Format, ...]:
     """Those that can tell of several traces that were checked."""
     return tuple(form for form in formats() if form.of_several is not None)
-
-
-def _function(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(import_module(f"llamadiff.{module}"), function)
-    return found
 
 
 def command_line(command: Sequence[str]) -> str | None:

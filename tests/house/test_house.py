@@ -107,8 +107,6 @@ def module_of(path):
 
 def slice_of(module):
     """The slice that a dotted name is in, if it is in one."""
-    if module == "llamadiff.torch":  # a way into it, as users write it
-        return "pytorch"
     return module.removeprefix(EXT).partition(".")[0] if module.startswith(EXT) else None
 
 

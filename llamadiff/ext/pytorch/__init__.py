@@ -18,6 +18,7 @@ class Pytorch(Slice):
     """What PyTorch models compute: recorded (``llamadiff.torch``), and as a candidate ``transformers:``."""
 
     needs = ("file", "writers")
+    recorder = "llamadiff.ext.pytorch.modules:record"
 
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.pytorch.transformers",)
