@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 from places import ROOT
@@ -64,6 +65,13 @@ def test_a_candidate_that_nobody_takes_is_refused_with_what_is_missing(folder):
     folder(broken_slice=BROKEN)
     with pytest.raises(UserError, match="llamadiff doctor says why broken_slice"):
         source_of("what:ever")
+
+
+def test_nobody_who_records_pytorch_is_said(monkeypatch):
+    monkeypatch.setattr(plugins, "slices", dict)
+    monkeypatch.delitem(sys.modules, "llamadiff.torch", raising=False)
+    with pytest.raises(ImportError, match="llamadiff doctor says why"):
+        import_module("llamadiff.torch")
 
 
 @pytest.mark.skipif(not (ROOT / "tests" / "ext").is_dir(), reason="slices are deleted (tools/without.py)")
