@@ -20,15 +20,8 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "engines": (
         "A model file, what computes the right values, what is run and how.",
         (
-            "capture_request", "graph_model", "model_file", "reference_model", "run_spec",
-            "select", "treatments",
-        ),
-    ),
-    "ggml": (
-        "ggml's ops, graphs of them as an engine, nodes computed again.",
-        (
-            "check", "engine", "graph", "op", "ops.attention", "ops.products", "ops.recurrent",
-            "ops.rope", "ops.unary", "repro", "stored", "streamed",
+            "capture_request", "model_file", "own_graph", "reference_model", "run_spec", "select",
+            "treatments",
         ),
     ),
     "judge": (
@@ -42,17 +35,17 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "llamacpp": (
         "llama.cpp's process: what it is asked, what it tells, who reads that.",
         (
-            "blocks", "capture", "child", "dequantize", "devices", "interface", "layout",
-            "library", "node_checker", "nodes", "observer", "passes", "probes", "quantizing",
-            "readers", "request", "session", "settings_words", "steps", "tap_names",
-            "tensor_transport", "tensors",
+            "blocks", "capture", "child", "dequantize", "devices", "doctor", "interface", "layout",
+            "library", "observer", "passes", "probes", "quantizing", "readers", "request",
+            "sent_tensor", "session", "settings_words", "steps", "tap_names", "tensor_transport",
+            "tensors",
         ),
     ),
     "numerics": (
         "Roundings, policies, metrics.",
         (
-            "arithmetic", "cpu", "eight_bits", "halves", "metrics", "policies", "rounding",
-            "rounding_tap", "summing", "tolerances", "types",
+            "angles", "arithmetic", "cpu", "eight_bits", "halves", "metrics", "pictures",
+            "policies", "rounding", "rounding_tap", "summing", "tolerances", "types",
         ),
     ),
     "report": (
@@ -80,13 +73,13 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "trace": (
         "The trace file and the names of taps.",
         (
-            "last_row", "metadata", "reader", "stated", "taps", "token_text",
+            "last_row", "metadata", "reader", "stated", "taps", "token_text", "writer",
         ),
     ),
     "verbs": (
         "From a model and a run to a result.",
         (
-            "backend", "by_original", "judging", "verbs", "workers",
+            "by_original", "judging", "verbs", "workers",
         ),
     ),
     "words": (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
     from llamadiff.cli.command import Command
     from llamadiff.engines.model_file import ModelFile, Runnable
     from llamadiff.engines.run_spec import How
-    from llamadiff.ggml.check import NodeArithmetics
-    from llamadiff.ggml.op import Op
     from llamadiff.judge.compared import Compared
     from llamadiff.judge.fact import Fact
     from llamadiff.judge.lanes import Lane, Source
     from llamadiff.judge.measuring import Judge
     from llamadiff.judge.replay import ShownSums, Sketches
     from llamadiff.judge.study import Bench, Look, Study
+    from llamadiff.llamacpp.child import Child
+    from llamadiff.llamacpp.doctor import Examined
     from llamadiff.llamacpp.passes import PassCheck
+    from llamadiff.llamacpp.request import Request, Settings
     from llamadiff.numerics.metrics import Rows
     from llamadiff.numerics.summing import SumsInHalf
     from llamadiff.report.formats import Format
@@ -44,12 +45,12 @@ if TYPE_CHECKING:
     from llamadiff.result.oddity import CheckpointTokenizer
     from llamadiff.system.progress import Progress
     from llamadiff.system.started import Process
-    from llamadiff.verbs.backend import NodeRecordings
+    from llamadiff.trace.reader import Trace
     from llamadiff.verbs.by_original import Original
     from llamadiff.verbs.verbs import Compare
 
     Array = NDArray[Any]
-    Compute = Callable[[Op], Array]
+    Compute = Callable[[Any], Array]  # of an op (ext/graph/op.py)
     Decoder = Callable[[str], Callable[[Array], Array]]  # a weight's, by its name
     StartElsewhere = Callable[..., Process]
 
@@ -98,20 +99,20 @@ class Slice:
         """What sees in which way a candidate adds so (``judge/replay.py``)."""
         return None
 
-    def node_arithmetics(self, compute: Compute, decoder: Decoder, on_device: bool) -> NodeArithmetics | None:
-        """In which arithmetics nodes of a run are computed again (``ggml/check.py``)."""
+    def own_graph(self) -> OwnGraph | None:
+        """What reads llama.cpp's own graph: an engine of any architecture, whose nodes are judged."""
+        return None
+
+    def node_arithmetics(self, compute: Compute, decoder: Decoder, on_device: bool) -> Any:
+        """In which arithmetics nodes of a run are computed again: a ``NodeArithmetics`` of ``ext/graph/check.py``."""
         return None
 
     def runner(self) -> StartElsewhere | None:
         """What starts llama.cpp's process by a runner's words."""
         return None
 
-    def node_recordings(self) -> NodeRecordings | None:
-        """What records runs with every node, and reads them again (``verbs/backend.py``)."""
-        return None
-
     def ops(self) -> Sequence[str]:
-        """Modules of ops of ggml that are not in ``ggml/ops``."""
+        """Modules of ops of ggml that are not in ``ext/graph/ops``."""
         return ()
 
     def ops_of(self, folder: Path) -> Iterable[str] | None:
@@ -161,6 +162,30 @@ class Slice:
     def tables(self, result: Comparison, full: bool) -> Sequence[Table]:
         """Tables that a report shows of what the slice keeps in ``Comparison.more``."""
         return ()
+
+
+class OwnGraph(Protocol):
+    """What reads llama.cpp's graph. Each method raises UserError for whatever a user can mend."""
+
+    def run(self, model: Path, request: Request, progress: Progress, child: Child | None) -> tuple[Runnable, Trace]:
+        """Run llama.cpp: the model with the graph of all tokens in one go, and the trace that was asked for."""
+
+    def of_run(
+        self, model: ModelFile, trace: Trace, progress: Progress, place: Settings | None, child: Child | None
+    ) -> Runnable | None:
+        """The model with the graph of a trace's tokens, kept in it or asked for now; None where it cannot be had."""
+
+    def capture(self, request: Request, progress: Progress, child: Child | None) -> Trace:
+        """Run llama.cpp, and keep its graph in the trace."""
+
+    def judge_nodes(self, model: ModelFile, request: Request, how: How, child: Child | None) -> Comparison:
+        """Run llama.cpp, and judge every node on the inputs that it was given."""
+
+    def record_nodes(self, request: Request, progress: Progress) -> int:
+        """Run llama.cpp, and keep every node with its inputs, judged by nobody -> how many there are."""
+
+    def examine_ops(self, ops: Iterable[str]) -> Examined:
+        """What a doctor says of ggml's ops, by their names: how many are judged."""
 
 
 @dataclass(frozen=True)

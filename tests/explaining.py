@@ -17,9 +17,9 @@ from proof.injected.base import TOKENS, Injection
 from several import CLASSES, IN_SPANS, MATHS, ON_ONE_OP, PAIRS, faulty
 
 from llamadiff.candidates.reference import record
-from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How
+from llamadiff.ext.graph.model import graph_of_run
 from llamadiff.result.comparison import Comparison
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs import judging

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff.ggml.engine import GraphEngine
-from llamadiff.ggml.graph import Graph, GraphNode, Leaf
+from llamadiff.ext.graph.engine import GraphEngine
+from llamadiff.ext.graph.graph import Graph, GraphNode, Leaf
 
 
 def node(

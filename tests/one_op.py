@@ -14,9 +14,9 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from sent import node_of
 
-from llamadiff.ggml.op import Array, Op, Operand, function_of
+from llamadiff.ext.graph.node_checker import NodeChecker
+from llamadiff.ext.graph.op import Array, Op, Operand, function_of
 from llamadiff.llamacpp.layout import InitParams
-from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.tensors import Ggml, Tensor
 
 TYPES = {"float32": 0, "float16": 1, "int32": 26, "int64": 27, "uint16": 30}  # bfloat16 is given as its bits

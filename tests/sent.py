@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from llamadiff.llamacpp.nodes import BYTE_ORDERS, Node
+from llamadiff.ext.graph.node import Node
+from llamadiff.llamacpp.sent_tensor import BYTE_ORDERS
 from llamadiff.llamacpp.tensors import Tensor
 
 
@@ -14,4 +15,4 @@ def node_of(tensor: Tensor, with_value: bool = True, tap: str | None = None) -> 
     sources = tuple(Node(source.said(), data=source.data, order=order) for source in tensor.sources)
     base = None if tensor.base is None else Node(tensor.base.said(), data=tensor.base.data, order=order)
     said = {**tensor.said_in_full(), "tap": tap}
-    return Node(said, sources, base, tensor.data if with_value else None, order)
+    return Node(said, tensor.data if with_value else None, order, sources, base)

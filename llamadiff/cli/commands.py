@@ -36,7 +36,6 @@ from llamadiff.cli.options import (
     Partial,
     Prompt,
     PromptOrTrace,
-    Recorded,
     Sketch,
     Steps,
     Timeout,
@@ -46,7 +45,7 @@ from llamadiff.cli.options import (
     finish,
 )
 from llamadiff.cli.reports import Reports, with_reports, with_reports_of_several
-from llamadiff.system.collisions import Named, kept, refuse_collisions, saved
+from llamadiff.system.collisions import Named, refuse_collisions, saved
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import make_room
 
@@ -86,13 +85,14 @@ def run_compare(
         child.meanwhile.append(reports.get_ready)
         read = [*verbs.compared_files(model, candidate, more.get("name_map")), *asked.files, *files]
         refuse_collisions([*read, ("the tolerance file", tolerance)], [*saved(reports.folder, "-o"), *reports.named])
-        how = _how(tolerance, reports, progress=progress, **more)
+        how = how_of(tolerance, reports, progress=progress, **more)
         result = verbs.compare(model, asked.run(), candidate, how, reports.folder, child)
     reports.write(result)
     finish(result.verdict, fail_on)
 
 
-def _how(tolerance: Path | None, reports: Reports, engine: str | None = None, **more: Any) -> How:
+def how_of(tolerance: Path | None, reports: Reports, engine: str | None = None, **more: Any) -> How:
+    """How a run is judged, in the words of options. Raises UserError for a tolerance file that is none."""
     from llamadiff.engines.run_spec import How
 
     name, _, precision = (engine or "").partition(":")
@@ -154,27 +154,7 @@ def run_diff(
 
     refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.named)
     with _progress() as progress:
-        return verbs.diff(baseline, candidate, model, _how(tolerance, reports, progress=progress, **how))
-
-
-def backend(
-    model: Model, prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, n_predict: NPredict = 0,
-    llama_cpp: LlamaCpp = None,
-    keep: Annotated[Path | None, typer.Option("--keep", help="Save each wrong op, with its inputs, here.")] = None,
-    recorded: Recorded = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
-) -> None:  # fmt: skip
-    """Check every node of llama.cpp's graph on its real inputs: for authors of backends and ports."""
-    from llamadiff.verbs import verbs
-
-    asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp)
-    read = [("the model", model), ("the recorded run", recorded), ("the tolerance file", tolerance), *asked.files]
-    refuse_collisions(read, [*kept(keep), *reports.named])
-    if recorded is not None and (prompt is not None or tokens or n_predict):
-        raise UserError(f"--recorded {recorded}: says what was run; give no prompt, tokens or --n-predict with it")
-    with _progress() as progress:
-        result = verbs.graph(model, asked.run(), _how(tolerance, reports, progress=progress), keep, recorded)
-    reports.write(result)
-    finish(result.verdict, fail_on)
+        return verbs.diff(baseline, candidate, model, how_of(tolerance, reports, progress=progress, **how))
 
 
 def check(
@@ -197,7 +177,7 @@ def check(
     read = [*(("the trace", path) for path in traces), ("the tolerance file", tolerance), *files]
     refuse_collisions(read, reports.named)
     gate = Gate(max_mean_kl, max_p99_kl)
-    how = _how(tolerance, reports, partial=partial, name_map=name_map, timeout=timeout, gate=gate)
+    how = how_of(tolerance, reports, partial=partial, name_map=name_map, timeout=timeout, gate=gate)
     tally = Tally(reports, annotate)
     for checked in check_traces.check_each(traces, model, how, candidate, jobs):
         tally.tell(checked)
@@ -272,11 +252,6 @@ COMMANDS = (
     ),
     Command(
         JUDGE,
-        with_reports(backend),
-        ('llamadiff backend model.gguf "Once" --n-predict 4 --llama-cpp flash_attn=on --keep wrong-ops',),
-    ),
-    Command(
-        JUDGE,
         with_reports_of_several(check),
         (
             "llamadiff check captures/ --fail-on noise             are the recordings right?",
@@ -287,11 +262,6 @@ COMMANDS = (
         LEARN,
         listings.taps,
         ("llamadiff taps model.gguf --json",),
-    ),
-    Command(
-        LEARN,
-        listings.graph,
-        ("llamadiff graph model.gguf --layer 0",),
     ),
     Command(
         LEARN,

@@ -1,4 +1,4 @@
-"""The commands that list: taps, graphs, and what is installed."""
+"""The commands that list: taps, and what is installed."""
 
 from __future__ import annotations
 
@@ -24,21 +24,6 @@ def taps(
         typer.echo(listing.taps_as_json(found, tokens))
     else:
         listing.print_taps(found, tokens)
-
-
-def graph(
-    model: Model,
-    tokens: Annotated[int, typer.Option("--n-tokens", min=1, max=256, help="Shapes for a prompt of this many.")] = 2,
-    layer: Annotated[int | None, typer.Option("--layer", min=0, help="Only this layer.")] = None,
-    dot: Annotated[bool, typer.Option("--dot", help="Graphviz instead of a tree.", metavar="")] = False,
-    llama_cpp: LlamaCpp = None,
-) -> None:
-    """Print llama.cpp's graph of a model: a tree for each layer, with shapes, types and the names of taps."""
-    from llamadiff.report import listing
-    from llamadiff.verbs import verbs
-
-    nodes = listing.of_layer(verbs.list_nodes(model, tokens, settings_of(llama_cpp)), layer)
-    typer.echo(listing.as_dot(nodes), nl=False) if dot else listing.print_tree(nodes)
 
 
 def doctor(llama_cpp: LlamaCpp = None) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamadiff.engines.capture_request import text_request
-from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
+from llamadiff.engines.own_graph import needed_graph, own_graph
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.llamacpp.capture import capture, scratch_directory
@@ -30,10 +30,13 @@ def in_engine(file: ModelFile, how: How = USUAL, threads: int = 0) -> tuple[Mode
     if engine == GRAPH:
         if precision != "f32":
             raise UserError(f"--engine numpy:{precision} is the reference engine's; leave it out with --engine graph")
+        needed_graph("--engine graph")
         return None, EngineUsed(GRAPH)
     try:
         return Model(file.path, precision, threads, file.weights), EngineUsed(NUMPY)
     except UserError as refused:
+        if own_graph() is None:
+            raise
         option = f"--engine {NUMPY if precision == 'f32' else f'{NUMPY}:{precision}'}"
         if engine == NUMPY or precision != "f32":
             raise UserError(f"{refused}; without {option}, llama.cpp's own graph is checked") from None
@@ -46,8 +49,10 @@ def captured(
 ) -> tuple[Runnable, Trace]:
     """llama.cpp's run, and what goes through it again: the engine, or else the graph that llama.cpp ran."""
     if engine is None or engine.by_graph:
-        return by_its_graph(request.model, request, progress, child)
+        return needed_graph("this run").run(Path(request.model), request, progress, child)
     with engine.dequantizer.checking_ahead():
+        if request.keep_graph:
+            return engine, needed_graph("this run").capture(request, progress, child)
         return engine, capture(request, progress, child)
 
 
@@ -100,7 +105,7 @@ def _in_any(
         return model, used
     with scratch_directory() as folder, after_what_the_engine_said(file, used):
         request = text_request(file, Run(tokens=tokens), Path(folder) / "trace")
-        return by_its_graph(file.path, request, progress)[0], used
+        return needed_graph("this model").run(file.path, request, progress, None)[0], used
 
 
 NUMPY, GRAPH = "numpy", "graph"

@@ -335,7 +335,7 @@ class Judge:
         match = rule.match + self.lost.get((source.name, tap.name, policy), 0.0)
         match += rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0
         if source.flash_attn and tap.kind.word == "kqv_out" and source.stored[CACHE_V] == "F16":
-            # one rounding a key and one of each weight, as in ggml/ops/attention.py; sums grow to their last value
+            # one rounding a key and one of each weight, as in ext/graph/ops/attention.py; sums grow to their last value
             match += tolerances.ROUNDING["f16"] * (len(self.positions) + 1)
         return match
 

@@ -5,34 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from llamaref import Weights
 
 from llamadiff import plugins
-from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.dequantize import Dequantizer
-from llamadiff.llamacpp.readers import NodeReader, RunReader, Tell, reader_of
+from llamadiff.llamacpp.readers import RunReader, TapReader, Tell
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.errors import NoRoomError, UserError
 from llamadiff.system.output import check_target
 from llamadiff.system.progress import Progress, silent
 from llamadiff.system.stale_files import temporary_directory, temporary_place
 from llamadiff.trace.hashing import is_remembered
-from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 
 
-def capture(request: Request, progress: Progress = silent, child: Child | None = None) -> Trace:
+def capture(
+    request: Request,
+    progress: Progress = silent,
+    child: Child | None = None,
+    kind: Callable[[Request, Tell], RunReader] = TapReader,
+) -> Trace:
     """Run llama.cpp on a request with an ``output`` and open the trace of it. Raises UserError.
 
-    ``child``: one that was made before, to be ready by now; it stays open.
+    ``child``: one that was made before, to be ready by now; it stays open. ``kind``: who reads it.
     """
     assert request.output is not None
     check_target(Path(request.output))
-    read_run(request, progress, child)
+    read_run(request, progress, child, kind)
     return Trace.open(request.output)
 
 
@@ -40,9 +41,9 @@ def read_run(
     request: Request,
     progress: Progress = silent,
     child: Child | None = None,
-    kind: Callable[[Request, Tell], RunReader] = reader_of,
+    kind: Callable[[Request, Tell], RunReader] = TapReader,
 ) -> RunReader:
-    """Run llama.cpp on a request, and have it read as that asks, or by another ``kind`` of reader. Raises UserError."""
+    """Run llama.cpp on a request, and have it read, as a trace or by another ``kind`` of reader. Raises UserError."""
     request = prepared(request)
     with nullcontext(child) if child else Child(request.settings) as ready:
         with kind(request, ready.tell) as reader:
@@ -58,34 +59,6 @@ def prepared(request: Request) -> Request:
     weights = request.weights or (tuple(Weights(request.model)) if describes else ())
     listener = plugins.ask_first(lambda each: each.listener) or ""
     return replace(request, weights=weights, alone=all(map(is_remembered, files)), listener=listener)
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """What a run that checked every node found: the run's facts, and its nodes in graph order, pass by pass.
-
-    ``trusted``: how many tensors ggml decoded as gguf-py does, bit for bit; ``refused`` names those where it did not.
-    """
-
-    info: Info
-    checks: tuple[NodeCheck, ...]
-    trusted: int
-    refused: tuple[str, ...]
-
-
-def check_nodes(
-    request: Request, progress: Progress = silent, child: Child | None = None, file: Dequantizer | None = None
-) -> Nodes:
-    """Run llama.cpp and compute every node again as it runs; ``file``: the model, if it is open. Raises UserError."""
-    reader = read_run(request, progress, child, partial(NodeReader, file=file))
-    assert isinstance(reader, NodeReader)
-    return found_by(reader)
-
-
-def found_by(reader: NodeReader) -> Nodes:
-    """What a reader has found of a run that is over."""
-    read = reader.dequantizer
-    return Nodes(reader.info(), tuple(reader.checker.results), len(read.trusted), tuple(sorted(read.refused)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from llamadiff import plugins
-from llamadiff.ggml.op import UNJUDGED, function_of
+from llamadiff.engines.own_graph import own_graph
 from llamadiff.llamacpp.capture import Facts, capture, probe, scratch_directory
 from llamadiff.llamacpp.library import INSTALL, package
 from llamadiff.llamacpp.request import GPU, HELPER, Request, Settings
@@ -91,7 +91,8 @@ def _llama_cpp(plain: Settings) -> Iterator[Examined]:
 
 def _ops(plain: Settings) -> Iterator[Examined]:
     """Which ops of its ggml.h are judged, where its headers are on this machine."""
-    if plain.runner:
+    graph = own_graph()
+    if plain.runner or graph is None:
         return
     try:
         folder = plain.llama_cpp or (package().submodule_search_locations or [""])[0]
@@ -99,21 +100,9 @@ def _ops(plain: Settings) -> Iterator[Examined]:
     except UserError:
         ops = None
     if ops is not None:
-        yield ops_judged(ops)
+        yield graph.examine_ops(ops)
     else:
         yield Examined("ops judged", FACT, "no ggml.h beside it, which would say what ops it has")
-
-
-def ops_judged(ops: Iterable[str]) -> Examined:
-    """Of ggml's ops by name: how many are judged, and those that are not."""
-    names = sorted(ops)
-    unknown = [name for name in names if function_of(name) is None]
-    new = [name for name in unknown if name not in UNJUDGED]
-    judged = f"{len(names) - len(unknown)} of {len(names)} in its ggml.h"
-    if new:
-        return Examined("ops judged", NOTE, f"{judged}; UNCHECKED, as llamadiff does not know them: {', '.join(new)}")
-    rest = f"; UNCHECKED, as a program's own or of training: {', '.join(unknown)}" if unknown else ""
-    return Examined("ops judged", OK, judged + rest)
 
 
 def baseline_on(devices: Sequence[tuple[str, str, str]]) -> Examined:

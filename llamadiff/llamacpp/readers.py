@@ -1,4 +1,4 @@
-"""Who reads what llama.cpp's process tells of a run (observer.py): as a trace, as a graph, node by node.
+"""Who reads what llama.cpp's process tells of a run (observer.py): as a trace; others read it node by node.
 
 The process tells descriptions and bytes; all that is computed of them is computed here.
 """
@@ -6,33 +6,23 @@ The process tells descriptions and bytes; all that is computed of them is comput
 from __future__ import annotations
 
 import platform
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llamaref import Weights
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from llamadiff import plugins
-from llamadiff.ggml.graph import GRAPH
-from llamadiff.llamacpp.dequantize import Dequantizer
-from llamadiff.llamacpp.graph_recorder import Alignment, GraphRecorder
-from llamadiff.llamacpp.node_checker import NodeChecker
-from llamadiff.llamacpp.nodes import BYTE_ORDERS, Node
 from llamadiff.llamacpp.passes import NoCheck, PassCheck
 from llamadiff.llamacpp.quantizing import way_of
-from llamadiff.llamacpp.request import Request, no_tap_fits
+from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.sent_tensor import BYTE_ORDERS, SentTensor
 from llamadiff.llamacpp.steps import DECODE, Step
-from llamadiff.system.errors import UserError
-from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
 from llamadiff.trace.hashing import model_sha256
 from llamadiff.trace.metadata import INPUTS, Info
@@ -55,7 +45,6 @@ class RunReader:
         self.ended: Mapping[str, Any] = {}
         self.rows = self.start = 0
         self.passes: list[int] = []  # how many tokens were run at a time, one step after the other
-        self.recording: GraphRecorder | None = None  # of the graph that nodes are told of
         self.sha256 = _hash_of(request.files or (request.model,))
         self.open = ExitStack()
 
@@ -127,19 +116,6 @@ class RunReader:
     def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """Some tokens are run."""
 
-    def _node(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        assert self.recording is not None
-        self.recording.asked(self.node_of(answer, data))
-
-    def record(self, rows: int, whole: bool) -> GraphRecorder:
-        """What keeps the graph of a pass over so many tokens, which is told of from now on."""
-        self.recording = GraphRecorder(self.weights, rows, whole, self.in_steps)
-        return self.recording
-
-    @cached_property
-    def weights(self) -> Weights:
-        return Weights(self.request.model)
-
     @property
     def in_steps(self) -> bool:
         """Whether the run has several passes."""
@@ -149,14 +125,6 @@ class RunReader:
     def total(self) -> int:
         """How many tokens there will be."""
         return len(self.began["tokens"]) + self.request.n_predict
-
-    def node_of(self, answer: Mapping[str, Any], data: Sequence[Any]) -> Node:
-        """A node with what it reads, of whose bytes some were sent."""
-        held = dict(zip(answer["read"], data, strict=True))
-        read = {said["at"]: Node(said, data=held.get(said["at"]), order=self.order) for said in answer["tensors"]}
-        said = answer["node"]
-        base = None if said["view"] is None else read.get(said["view"][0])
-        return Node(said, tuple(read[at] for at in said["sources"]), base, order=self.order)
 
     def info(self) -> Info:
         """What there is to say at the end of a run."""
@@ -217,16 +185,12 @@ def _hash_of(files: Sequence[str]) -> Future[str]:
 
 
 class TapReader(RunReader):
-    """The taps of a run as a trace; with the graph of all its tokens in it, where that is to be kept."""
+    """The taps of a run as a trace."""
 
     def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         super()._began(answer, data)
         said = 2 * len(self.begun().to_json())  # as JSON in JSON
         self.writer = self.writes(40 * (self.began["n_layer"] + 1) + said // TAP_ROOM)
-
-    def _whole(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        """What comes next is the graph of all tokens."""
-        self.record(self.total, whole=True)
 
     def _tap(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         name, values = answer["tap"], tap_values(self, answer, data)
@@ -240,9 +204,6 @@ class TapReader(RunReader):
         self.writer.add(taps.LOGITS, rows, tap.row_axis, (self.total, rows.shape[1]), answer["start"])
 
     def finish(self) -> None:
-        if self.recording is not None:
-            rows = Alignment(self.recording, [self.recording]).rows
-            self.writer.attach(GRAPH, zlib.compress(self.recording.packed([*self.ended["tokens"]], rows)))
         self.writer.finish(self.info())
 
 
@@ -253,7 +214,7 @@ def tap_values(reader: RunReader, answer: Mapping[str, Any], data: Sequence[Any]
     """
     tap, rows, start = taps.parse(answer["tap"]), answer["rows"], answer["start"]
     assert tap is not None
-    values = Node(answer["node"], data=data[0], order=reader.order).seen()
+    values = SentTensor(answer["node"], data=data[0], order=reader.order).seen()
     if "taken" in answer:  # one row: what a scan puts out, shaped as what it takes in, then its states
         values = np.ascontiguousarray(values).reshape(-1)[: int(np.prod(answer["taken"]))].reshape(answer["taken"])
     values = in_axes(tap, values, answer.get("of", rows))
@@ -293,124 +254,3 @@ def in_axes(tap: taps.Tap, values: Array, rows: int) -> Array:
     if tap.row_axis == 1:
         return values.reshape(values.shape[-3:])
     return values.reshape((rows, -1) if len(tap.kind.axes) == 2 else (rows, -1, values.shape[-1]))
-
-
-class NodeReader(RunReader):
-    """Every node of a run, checked as it is told of."""
-
-    def __init__(self, request: Request, tell: Tell, file: Dequantizer | None = None) -> None:
-        """``file``: the model's tensors, where it is open; what reads them is not changed by anybody meanwhile."""
-        super().__init__(request, tell)
-        if file is None:
-            file = Dequantizer.of(Weights(request.model), request.settings.threads)
-        self.weights, self.dequantizer = file.weights, file
-        self._pending: Node | None = None
-
-    def __enter__(self) -> Self:
-        self.open.enter_context(threadpool_limits(1, "blas"))
-        return super().__enter__()
-
-    @cached_property
-    def checker(self) -> NodeChecker:
-        return NodeChecker(self.weights, self.request, self.q8)
-
-    def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        self.checker.begin(0 if self.start == 0 else self.checker.step + 1)
-
-    def _node(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        self._pending = self.node_of(answer, data)
-        self.checker.asked(self._pending)
-
-    def _computed(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        node = self._pending
-        assert node is not None
-        said = {**node.said, "looks": answer["looks"]}
-        self.checker.done(replace(node, said=said, data=data[0] if data else None))
-
-    def finish(self) -> None:
-        self.checker.settle()
-
-
-class GraphReader(RunReader):
-    """The graph of all tokens in one go as an engine, in a file; and the run's own values of its taps, if wanted."""
-
-    def __init__(self, request: Request, tell: Tell) -> None:
-        super().__init__(request, tell)
-        self.recorders = list[GraphRecorder]()
-        self.kinds: dict[tuple[bool, int], int] = {}  # whether a pass is the first, and its size -> its recorder
-        self.whole: GraphRecorder | None = None
-        self.alignment: Alignment | None = None
-        self.writer: TraceWriter | None = None
-        self.number = 0
-
-    @property
-    def _is_one(self) -> bool:
-        """Whether the run itself is that of all tokens in one go."""
-        return self.request.output is None or (
-            self.request.settings == self.request.settings.in_float32 and not self.in_steps
-        )
-
-    def _pass(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        if self.whole is not None and self.alignment is None:
-            return
-        kind = self.start == 0, self.rows
-        self.number = self.kinds.setdefault(kind, len(self.kinds))
-        if self.alignment is None and self.number == len(self.recorders):
-            self.recorders.append(self.record(self.rows, self._is_one))
-
-    def _whole(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        """What comes next is the graph of all tokens."""
-        if self.in_steps and not self.recorders[0].has_cache:
-            raise UserError(f"{self.request.model}: this model keeps nothing between passes; ask for no decode steps")
-        self.whole = self.record(self.total, whole=True)
-
-    def _asks(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        """Which nodes' values are wanted of each kind of pass, now that all were told of."""
-        self.alignment = Alignment(self.whole or self.recorders[0], self.recorders)
-        self.shapes = self.alignment.shapes()
-        self.places = [self._asked_for(places) for places in self.alignment.places]
-        if not any(self.places):
-            raise UserError(no_tap_fits(self.request))
-        self.writer = self.writes(len(self.shapes))
-        self.tell(places={f"{first:d} {rows}": sorted(self.places[n]) for (first, rows), n in self.kinds.items()})
-
-    def _asked_for(self, places: Mapping[int, str]) -> dict[int, str]:
-        patterns, layers = self.request.patterns, self.request.layer_range
-        return {place: tap for place, tap in places.items()
-                if taps.selected(tap, taps.layer_of(tap), patterns, layers)}  # fmt: skip
-
-    def _value(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        """Rows of a tap on its own axes, without padding after the keys."""
-        assert self.writer is not None
-        name = self.places[self.number][answer["value"]]
-        values = Node(answer["node"], data=data[0], order=self.order).values()
-        shape, axis = self.shapes[name]
-        tap = taps.parse(name)
-        if tap is not None and tap.causal:
-            values, shape = values[..., : self.total], (*shape[:-1], self.total)
-        if axis is None:
-            self.writer.add(name, values.reshape(shape))
-            return
-        rows = values.reshape(*shape[:axis], self.rows, *shape[axis + 1 :])
-        if tap is not None and tap.kind.word == "kq" and self.recorders[0].has_cache:
-            rows = seen_scores(rows, self.start)
-        self.writer.add(name, rows, axis, shape, self.start)
-
-    def finish(self) -> None:
-        graph = self.whole or self.recorders[0]
-        alignment = self.alignment or Alignment(graph, [graph])
-        packed = graph.packed([*self.ended["tokens"]], alignment.rows)
-        assert self.request.graph is not None
-        write_whole(Path(self.request.graph), packed)
-        if self.writer is not None:
-            if self.request.keep_graph:
-                self.writer.attach(GRAPH, zlib.compress(packed))
-            info = self.info()
-            self.writer.finish(replace(info, producer={**info.producer, "prefill_s": 0.0}))
-
-
-def reader_of(request: Request, tell: Tell) -> RunReader:
-    """Who reads a run."""
-    if request.nodes:
-        return NodeReader(request, tell)
-    return GraphReader(request, tell) if request.graph is not None else TapReader(request, tell)

@@ -1,6 +1,6 @@
 """What ggml's kernels for CPUs do to a product, where it is not the same on all: what they round, and how they add.
 
-One table, read by the policies of the judge (policies.py) and by the node checker (ggml/). Imports nothing of ours.
+One table, read by the policies of the judge (policies.py) and by the node checker (ext/graph). Imports nothing of ours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What llamadiff does, from a model and a Run to a Comparison: compare, check, diff, graph; and record, to a trace.
+"""What llamadiff does, from a model and a Run to a Comparison: compare, check, diff; and record, to a trace.
 
 ``compare``, ``check`` and ``diff`` are the Python API.
 
@@ -20,14 +20,13 @@ from llamadiff import plugins
 from llamadiff.candidates.opening import Candidate, CandidateSpec, files_of, read_candidate
 from llamadiff.engines.batches import answers_otherwise, as_it_ran, as_stated
 from llamadiff.engines.capture_request import request_for, text_request
-from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
+from llamadiff.engines.own_graph import needed_graph, own_graph
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine, opened_for, running
-from llamadiff.ggml.check import NodeCheck
 from llamadiff.judge.preflight.checks import check_same_run
 from llamadiff.judge.sketching import sketch_of
-from llamadiff.llamacpp.capture import check_nodes, scratch_directory
+from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.system.collisions import Named, refuse_collisions, saved
@@ -43,8 +42,7 @@ from llamadiff.trace.writer import restate
 if TYPE_CHECKING:
     from llamadiff.result.comparison import Comparison
     from llamadiff.verbs.by_original import Original
-
-PLAIN = Settings()
+    from llamadiff.verbs.judging import Graph
 
 
 class Compare(Protocol):
@@ -123,12 +121,20 @@ def _judged_run(
         from llamadiff.verbs.judging import judge
 
         original = _original_behind(brought, model, how.progress)
-        graph = None if model.by_graph else partial(graph_of_run, model, baseline, how.progress, place, child)
+        graph = _graph_behind(model, baseline, how.progress, place, child)
         result = judge(model, baseline, trace, how, keep, original, graph)
         result = replace(result, timing={"capture_s": capture_s, **result.timing})
         if trace is None:
             return result
         return with_parting(result, parting(baseline, trace, n_prompt, n_predict > 0, model.vocabulary.text))
+
+
+def _graph_behind(
+    model: Runnable, baseline: Trace, progress: Progress, place: Settings | None = None, child: Child | None = None
+) -> Graph | None:
+    """What makes llama.cpp's graph of a run, which another engine is judged by."""
+    graph = None if model.by_graph else own_graph()
+    return None if graph is None else partial(graph.of_run, model, baseline, progress, place, child)
 
 
 def _original_behind(brought: Candidate | None, model: Runnable, progress: Progress) -> Original | None:
@@ -168,9 +174,7 @@ def _rerun_with_candidate_batches(
 
 def _graph_alone(file: ModelFile, request: Request, how: How, child: Child, keep: Path | None) -> Comparison:
     """llama.cpp's graph, node by node; ``keep``: a trace file for what NumPy makes of it."""
-    from llamadiff.verbs.backend import compare_nodes
-
-    result = compare_nodes(file, request, how, child)
+    result = needed_graph("this model").judge_nodes(file, request, how, child)
     if keep is not None:
         from llamadiff.judge.run import run_passes
 
@@ -205,7 +209,7 @@ def check(
     own = brought.loaded(opened, baseline) if brought is not None else None
     if own is not None:
         _refuse_other_settings(baseline.info, own.info)
-    graph = None if opened.by_graph else partial(graph_of_run, opened, baseline, how.progress)
+    graph = _graph_behind(opened, baseline, how.progress)
     return _timed(replace(judge(opened, baseline, own, how, graph=graph), engine=used), started)
 
 
@@ -241,7 +245,7 @@ def _judged_by(model: str | Path, baseline: Trace, candidate: Trace, how: How) -
     if parted:
         baseline = _rerun_on_candidate_tokens(model, baseline, candidate.info, how.progress)
     opened, used = opened_for(model, baseline, "the baseline", how.progress)
-    graph = None if opened.by_graph else partial(graph_of_run, opened, baseline, how.progress)
+    graph = _graph_behind(opened, baseline, how.progress)
     result = replace(judge(opened, baseline, candidate, how, graph=graph), engine=used)
     return with_parting(result, parting(baseline, candidate, n_prompt, parted, opened.vocabulary.text))
 
@@ -262,37 +266,14 @@ def _rerun_on_candidate_tokens(model: str | Path, baseline: Trace, candidate: In
         return captured(engine, as_stated(request, stated), progress)[1]
 
 
-def graph(
-    model: str | Path,
-    run: Run,
-    how: How = USUAL,
-    keep: str | Path | None = None,
-    recorded: Path | None = None,
-) -> Comparison:
-    """Run llama.cpp and compute every node of its graph again, on the inputs it was given: any architecture.
-
-    ``keep``: a directory for the wrong ops, each in a file; ``recorded``: a run of elsewhere, in place of one now.
-    Raises UserError for whatever a user can mend.
-    """
-    with nullcontext(None) if recorded else Child(run.settings) as child:
-        from llamadiff.verbs.backend import compare_nodes, recordings
-
-        file = ModelFile(model)
-        request = recordings().request(recorded, str(model)) if recorded else text_request(file, run, Path())
-        with made_directory(Path(keep)) if keep is not None else nullcontext(None) as folder:
-            return compare_nodes(file, replace(request, keep=folder), how, child, recorded)
-
-
 def record_nodes(model: str | Path, run: Run, output: Path, how: How = USUAL) -> int:
     """Every node of llama.cpp's run with its inputs, in a file that is judged elsewhere -> how many there are.
 
     Raises UserError for whatever a user can mend.
     """
-    from llamadiff.verbs.backend import recordings
-
     refuse_collisions([("the model", model)], [("--output", output)])
     request = replace(text_request(ModelFile(model), run, output), nodes=True)
-    return recordings().record(request, how.progress)
+    return needed_graph("--nodes").record_nodes(request, how.progress)
 
 
 def record(
@@ -309,7 +290,7 @@ def record(
         place = output if folder is None else Path(folder) / "trace.safetensors"
         file = ModelFile(model)
         engine, used = in_engine(file)
-        request = replace(request_for(engine or file, run, place), keep_graph=True)
+        request = replace(request_for(engine or file, run, place), keep_graph=own_graph() is not None)
         with after_what_the_engine_said(file, used) if engine is None else nullcontext():
             opened, trace = captured(engine, request, how.progress, child)
         from llamadiff.verbs.judging import judge
@@ -327,14 +308,6 @@ def record(
 def keep_sketch(output: Path, info: Info, values: Mapping[str, Any]) -> None:
     """Write a sketch of a run's taps in place of their values."""
     write_sketch(output, info, sketch_of(values))
-
-
-def list_nodes(model: str | Path, n_tokens: int, settings: Settings = PLAIN) -> tuple[NodeCheck, ...]:
-    """The nodes of llama.cpp's graph for a prompt of so many tokens; nothing is computed again."""
-    file = ModelFile(model)
-    with scratch_directory() as folder:
-        request = text_request(file, Run(tokens=[0] * n_tokens, settings=settings), Path(folder) / "nodes.json")
-        return check_nodes(replace(request, nodes=True, only_list=True)).checks
 
 
 def compared_files(

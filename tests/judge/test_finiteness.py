@@ -11,6 +11,7 @@ import pytest
 from faulty import with_maths
 from llamaref import Engine, ops
 from models.small import write_model
+from optional import needs_slices
 from places import REPORT_SCHEMA
 from traces import Mixed
 
@@ -23,7 +24,7 @@ from llamadiff.report.terminal.report import make_console, render
 from llamadiff.result.logits import compare_logits
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
-from llamadiff.verbs.verbs import diff, graph
+from llamadiff.verbs.verbs import diff
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 LAST = len(TOKENS) - 1
@@ -207,14 +208,17 @@ def test_a_model_that_overflows_is_unchecked_from_there_on(overflowing):
     assert "nan" not in printed(mine)
 
 
+@needs_slices("graph")
 def test_a_graph_that_overflows_is_unchecked_from_there_on(overflowing, path):
-    result = graph(overflowing, Run(tokens=TOKENS))
+    from llamadiff.ext.graph.backend import judge_graph
+
+    result = judge_graph(overflowing, Run(tokens=TOKENS))
     assert result.verdict == "unchecked"
     assert not result.wrong
     assert "since on their inputs NaN or Inf is right" in result.summary
     first = next(row for row in result.rows if row.verdict == "unchecked")
     assert first.layer == 1
-    assert "since on their inputs" not in graph(path, Run(tokens=TOKENS)).summary
+    assert "since on their inputs" not in judge_graph(path, Run(tokens=TOKENS)).summary
 
 
 # -- logits, and traces alone -----------------------------------

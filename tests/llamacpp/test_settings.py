@@ -8,20 +8,26 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
+from optional import needs_slices
 
 from llamadiff import UserError
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.library import set_fields
 from llamadiff.llamacpp.request import Settings
-from llamadiff.verbs.verbs import compare, graph, record
+from llamadiff.verbs.verbs import compare, record
 
 TOKENS = (1, 17, 5)
 
 
 class Parameters(ctypes.Structure):
     _fields_ = (("n_ctx", ctypes.c_uint32),)
+
+
+def backend(*args: object) -> object:
+    return resolve_name("llamadiff.ext.graph.backend:judge_graph")(*args)
 
 
 def has_gpu() -> bool:
@@ -34,7 +40,7 @@ def has_gpu() -> bool:
     )
 
 
-@pytest.mark.parametrize("command", [compare, graph, record])
+@pytest.mark.parametrize("command", [compare, record, pytest.param(backend, marks=needs_slices("graph"))])
 def test_layers_for_a_gpu_that_is_not_there(command, small_model, tmp_path):
     if has_gpu():
         pytest.skip("this llama.cpp has a GPU")

@@ -105,9 +105,12 @@ def test_a_massive_activation_is_told_with_its_channel_and_token():
     assert extremes(x / 100, x.mean() / 100).peak < MASSIVE
 
 
+@needs_slices("graph")
 def test_a_graph_that_is_judged_alone_has_one_side(small_model):
     """Each node is computed from llama.cpp's inputs: that both grow alike would say nothing."""
-    assert verbs.graph(small_model(), Run(tokens=TOKENS)).normal == ()
+    from llamadiff.ext.graph.backend import judge_graph
+
+    assert judge_graph(small_model(), Run(tokens=TOKENS)).normal == ()
 
 
 def test_extremes_are_those_of_the_definition():

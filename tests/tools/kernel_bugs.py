@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from models import small
 
-from llamadiff.ggml.repro import load
+from llamadiff.ext.graph.repro import load
 from llamadiff.llamacpp.shipped import shipped_model
 
 CPU = Path("ggml/src/ggml-cpu")

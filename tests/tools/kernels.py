@@ -12,8 +12,9 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from models.options import OPTIONS  # noqa: E402
 from models.small import write_model  # noqa: E402
 
-from llamadiff.ggml.check import NodeCheck  # noqa: E402
-from llamadiff.llamacpp.capture import check_nodes, probe  # noqa: E402
+from llamadiff.ext.graph.check import NodeCheck  # noqa: E402
+from llamadiff.ext.graph.readers import check_nodes  # noqa: E402
+from llamadiff.llamacpp.capture import probe  # noqa: E402
 from llamadiff.llamacpp.quantizing import q8_way  # noqa: E402
 from llamadiff.llamacpp.request import Request, Settings  # noqa: E402
 from llamadiff.numerics import tolerances  # noqa: E402

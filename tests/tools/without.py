@@ -22,7 +22,7 @@ EXT = ROOT / "llamadiff" / "ext"
 SLICES = sorted(path.parent.name for path in EXT.glob("*/__init__.py"))
 # What is about the core and nothing else.
 CORE = (
-    "candidates", "cli", "engines", "ggml", "house", "judge", "llamacpp", "numerics", "reference", "report", "result",
+    "candidates", "cli", "engines", "house", "judge", "llamacpp", "numerics", "reference", "report", "result",
     "system", "trace", "verbs",
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
-    from llamadiff.ggml.check import NodeArithmetics
+    from llamadiff.ext.graph.check import NodeArithmetics
     from llamadiff.judge.measuring import Judge
     from llamadiff.judge.replay import ShownSums
     from llamadiff.judge.study import Look
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 class Cpus(Slice):
     """How other CPUs, GPUs and machines compute: sums in float16, kernels of devices, runners."""
+
+    needs = ("graph",)
 
     def sums_in_half(self) -> SumsInHalf:
         from llamadiff.ext.cpus.shown import HalfSums

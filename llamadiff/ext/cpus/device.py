@@ -17,12 +17,12 @@ import numpy as np
 from llamaref.sums import Matrix
 
 from llamadiff.ext.cpus.half_sums import OF_CPUS, OF_DEVICES, Order, kept_in_half, lost, order_of, outputs_to_follow
-from llamadiff.ggml import op
-from llamadiff.ggml.check import NodeCheck, Recomputed, distance, replay
-from llamadiff.ggml.op import Array, Op, Operand
-from llamadiff.ggml.ops.attention import lost_in_half
-from llamadiff.ggml.ops.products import PRODUCTS, matrices
-from llamadiff.ggml.ops.rope import turned_as
+from llamadiff.ext.graph import op
+from llamadiff.ext.graph.check import NodeCheck, Recomputed, distance, replay
+from llamadiff.ext.graph.op import Array, Op, Operand
+from llamadiff.ext.graph.ops.attention import lost_in_half
+from llamadiff.ext.graph.ops.products import PRODUCTS, matrices
+from llamadiff.ext.graph.ops.rope import turned_as
 from llamadiff.numerics.arithmetic import round_blocks
 from llamadiff.numerics.cpu import PLAIN
 from llamadiff.numerics.eight_bits import round_q8_0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Explain(Slice):
     """Why taps are wrong: known bugs, replayed on what was recorded, and what is read back of an op."""
 
-    needs = ("file",)
+    needs = ("file", "graph")
 
     def commands(self) -> Sequence[Command]:
         from llamadiff.ext.explain.cli import COMMANDS

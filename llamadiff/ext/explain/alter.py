@@ -10,8 +10,8 @@ import numpy as np
 
 from llamadiff.ext.explain.case import Array, NotRecordedError
 from llamadiff.ext.explain.site import Site
-from llamadiff.ggml.engine import Alter, Then
-from llamadiff.ggml.op import Op, Operand
+from llamadiff.ext.graph.engine import Alter, Then
+from llamadiff.ext.graph.op import Op, Operand
 
 OtherOp = Callable[[Op], Op]
 

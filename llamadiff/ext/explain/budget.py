@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from math import prod
 
-from llamadiff.ggml.graph import Graph, GraphNode
+from llamadiff.ext.graph.graph import Graph, GraphNode
 
 ONE = 1e6  # multiply-adds in the time that it takes to begin a node, however small
 CONFIRMING, CONFIRMING_SECONDS = 2e10, 5.0  # multiply-adds, or seconds, after a search, for what it found

@@ -16,9 +16,9 @@ from llamadiff.ext.explain.case import Array, NotRecordedError, Recording
 from llamadiff.ext.explain.registry import Edit, at_nodes
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.explain.subgraph import as_rows, from_rows
-from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.graph import GraphNode
-from llamadiff.ggml.op import Op
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.graph import GraphNode
+from llamadiff.ext.graph.op import Op
 
 States = Callable[[Array], Iterator[Array]]  # rows as they were put in [b, s, kv_head, dim] -> what each batch reads
 K, V = "cache_k", "cache_v"

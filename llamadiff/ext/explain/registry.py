@@ -20,7 +20,7 @@ from llamadiff.ext.explain.case import Case, NotRecordedError
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.explain.solve import PROBE, Sought, least_squares, solve
 from llamadiff.ext.explain.subgraph import Subgraph
-from llamadiff.ggml.engine import Alter
+from llamadiff.ext.graph.engine import Alter
 
 # The likeliest first: of bugs that a model cannot tell apart, the first is named first.
 FAMILIES = (

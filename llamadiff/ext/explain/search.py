@@ -16,7 +16,7 @@ from llamadiff.ext.explain.registry import Bug, Change, Changes, changes_of, kno
 from llamadiff.ext.explain.solve import PROBE, lowest
 from llamadiff.ext.explain.subgraph import Subgraph, subgraph_of
 from llamadiff.ext.explain.together import errors
-from llamadiff.ggml.engine import Alter
+from llamadiff.ext.graph.engine import Alter
 from llamadiff.judge.fit import PARTLY
 from llamadiff.numerics.policies import COARSE, F32
 from llamadiff.numerics.rounding_tap import Carrier

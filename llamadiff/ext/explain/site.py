@@ -11,8 +11,8 @@ import numpy as np
 
 from llamadiff.ext.explain.case import Array, Case, NotRecordedError
 from llamadiff.ext.explain.subgraph import Subgraph
-from llamadiff.ggml.engine import GraphEngine
-from llamadiff.ggml.graph import LOOKS, GraphNode, Leaf
+from llamadiff.ext.graph.engine import GraphEngine
+from llamadiff.ext.graph.graph import LOOKS, GraphNode, Leaf
 from llamadiff.trace import taps
 from llamadiff.trace.taps import layer_of
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from llamadiff.ext.explain.case import Array, Case, NotRecordedError, OutOfTimeError
-from llamadiff.ggml.engine import Alter, GraphEngine
-from llamadiff.ggml.graph import GraphNode, tap_shape
+from llamadiff.ext.graph.engine import Alter, GraphEngine
+from llamadiff.ext.graph.graph import GraphNode, tap_shape
 from llamadiff.trace import taps
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from llamadiff.ext.explain.case import Array, Case, NotRecordedError, OutOfTimeError
 from llamadiff.ext.explain.subgraph import Subgraph
-from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.graph import GraphNode
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.graph import GraphNode
 from llamadiff.numerics.rounding_tap import Carrier
 
 COLUMNS = 512  # tokens of all lanes of a pass: more cost time, fewer cost passes over the weights

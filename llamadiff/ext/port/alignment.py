@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.ext.graph.graph import LOOKS, STORES, Graph, GraphNode
 from llamadiff.ext.port.torch_ops import TorchRun
-from llamadiff.ggml.graph import LOOKS, STORES, Graph, GraphNode
 from llamadiff.trace import taps
 
 Array = NDArray[Any]

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.engines.graph_model import GraphModel
 from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.case import Case, NotRecordedError, Recording
 from llamadiff.ext.explain.diagnose import as_cause
 from llamadiff.ext.explain.search import Fit, exact_bugs, replayed, search
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.graph import Graph, GraphNode, tap_axes
+from llamadiff.ext.graph.model import GraphModel
 from llamadiff.ext.port.alignment import LEAVES_A_STATE, SCAN, seen_of
 from llamadiff.ext.port.lineup import Departed
 from llamadiff.ext.port.otherwise import Spot
-from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.graph import Graph, GraphNode, tap_axes
 from llamadiff.result.diagnosis import Cause
 
 Array = NDArray[Any]

@@ -8,9 +8,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from llamadiff.ext.graph.graph import Graph, GraphNode
 from llamadiff.ext.port.alignment import Pairs, computed_before, computes, reached
 from llamadiff.ext.port.torch_ops import TorchOp, TorchRun
-from llamadiff.ggml.graph import Graph, GraphNode
 from llamadiff.trace import taps
 
 Array = NDArray[Any]

@@ -9,8 +9,8 @@ import numpy as np
 from llamaref import Tap, Weights
 from numpy.typing import NDArray
 
-from llamadiff.ggml.engine import Alter, GraphEngine
-from llamadiff.ggml.graph import Graph, GraphNode
+from llamadiff.ext.graph.engine import Alter, GraphEngine
+from llamadiff.ext.graph.graph import Graph, GraphNode
 
 Array = NDArray[Any]
 

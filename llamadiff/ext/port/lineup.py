@@ -18,6 +18,8 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.graph import Graph, GraphNode
 from llamadiff.ext.port.alignment import (
     SAME,
     ByValue,
@@ -37,8 +39,6 @@ from llamadiff.ext.port.graph_values import Again
 from llamadiff.ext.port.layout import Layout, Moved, layouts, nearest_layout, sorted_columns, sorted_rows
 from llamadiff.ext.port.otherwise import Key, Search, Spot, StandIn
 from llamadiff.ext.port.torch_ops import TorchOp, logits_of, recorded
-from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.graph import Graph, GraphNode
 from llamadiff.result.diagnosis import Cause
 from llamadiff.trace import taps
 

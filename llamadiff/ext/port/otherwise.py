@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.graph import LOOKS, Graph, GraphNode
+from llamadiff.ext.graph.op import Op, Operand
 from llamadiff.ext.port.alignment import (
     ByValue,
     Pairs,
@@ -35,9 +38,6 @@ from llamadiff.ext.port.graph_values import Again
 from llamadiff.ext.port.layout import STRAIGHT, Moved, layouts
 from llamadiff.ext.port.tensors import MADE, have
 from llamadiff.ext.port.torch_ops import TorchOp
-from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.graph import LOOKS, Graph, GraphNode
-from llamadiff.ggml.op import Op, Operand
 from llamadiff.result.diagnosis import Cause
 
 Array = NDArray[Any]

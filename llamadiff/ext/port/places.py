@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from llamadiff.ext.graph.graph import Graph, GraphNode
 from llamadiff.ext.port.causes import Causes
 from llamadiff.ext.port.lineup import Departed, LiningUp, kind_of, word_of
 from llamadiff.ext.port.otherwise import Key, StandIn
 from llamadiff.ext.port.sides import FILE, GRAPH, MODEL
 from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import CodeLine
-from llamadiff.ggml.graph import Graph, GraphNode
 from llamadiff.result.diagnosis import Cause
 from llamadiff.trace import taps
 from llamadiff.words.diagnosis_text import layers_of as layers_text

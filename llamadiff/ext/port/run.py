@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff.engines.capture_request import text_request
-from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.graph.model import by_its_graph
 from llamadiff.ext.port.alignment import distance
 from llamadiff.ext.port.causes import Causes
 from llamadiff.ext.port.graph_values import node_values

@@ -11,8 +11,8 @@ import numpy as np
 from llamaref import Weights
 from numpy.typing import NDArray
 
+from llamadiff.ext.graph.graph import Graph, GraphNode
 from llamadiff.ext.port.alignment import distance, profile
-from llamadiff.ggml.graph import Graph, GraphNode
 
 Array = NDArray[Any]
 SAME = 1e-11  # NMSE of a parameter that only went through float32

@@ -1,4 +1,4 @@
-"""Saved ops, run again in ggml on any build and device; runs that are recorded with every node."""
+"""Saved ops, run again in ggml on any build and device."""
 
 from __future__ import annotations
 
@@ -9,24 +9,18 @@ from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
     from llamadiff.cli.command import Command
-    from llamadiff.verbs.backend import NodeRecordings
 
 
 class Replay(Slice):
-    """Saved ops, run again in ggml on any build and device; runs that are recorded with every node."""
+    """Saved ops, run again in ggml on any build and device."""
 
-    needs = ("cpus",)
+    needs = ("cpus", "graph")
     remote = ("llamadiff.ext.replay.run_op",)
 
     def commands(self) -> Sequence[Command]:
         from llamadiff.ext.replay.cli import COMMANDS
 
         return COMMANDS
-
-    def node_recordings(self) -> NodeRecordings:
-        from llamadiff.ext.replay.recording import Recordings
-
-        return Recordings()
 
 
 slice_ = Replay()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llamadiff.ext.cpus.device import DeviceArithmetics, replayed
+from llamadiff.ext.graph.op import Array, Op, compute
+from llamadiff.ext.graph.repro import load, memory_of
 from llamadiff.ext.replay.result import OpRun
 from llamadiff.ext.replay.saved_ops import run_saved
-from llamadiff.ggml.op import Array, Op, compute
-from llamadiff.ggml.repro import load, memory_of
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.metrics import Rows, worst_of

@@ -13,11 +13,11 @@ import numpy as np
 from llamaref.weights import block_sizes, encoded
 from numpy.typing import NDArray
 
+from llamadiff.ext.graph.repro import load, memory_of, reach
 from llamadiff.ext.replay.run_op import WRITTEN
-from llamadiff.ggml.repro import load, memory_of, reach
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.nodes import NUMPY_TYPES, Node
 from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.llamacpp.sent_tensor import NUMPY_TYPES, SentTensor
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 
@@ -33,7 +33,7 @@ def run_saved(paths: Sequence[Path], settings: Settings, progress: Progress = si
 
     def hear(answer: dict[str, Any], data: Sequence[Any]) -> None:
         if "ran" in answer:
-            found.append(Node(answer["node"], data=data[0]).values())
+            found.append(SentTensor(answer["node"], data=data[0]).values())
 
     with Child(settings) as child:
         if child.runner and child.ask(Request(""), silent)["order"] != sys.byteorder:

@@ -25,8 +25,8 @@ from llamaref.weights import block_sizes
 from llamadiff.candidates.gguf_file import SUFFIX as GGUF
 from llamadiff.candidates.opening import CandidateSpec
 from llamadiff.engines.capture_request import request_for, text_request
-from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.model_file import ModelFile, Runnable
+from llamadiff.engines.own_graph import own_graph
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
 from llamadiff.ext.explain.solve import ROPE_BASE, ROPE_FACTOR
@@ -191,8 +191,9 @@ class _Case:
             producer = {**trace.info.producer, "settings": settings.to_json()}
             trace = trace.under(replace(trace.info, producer=producer))
         place = llama.run.settings.place
-        graph = None if llama.opened.by_graph else partial(
-            graph_of_run, llama.opened, llama.baseline, how.progress, place, llama.child
+        own = None if llama.opened.by_graph else own_graph()
+        graph = None if own is None else partial(
+            own.of_run, llama.opened, llama.baseline, how.progress, place, llama.child
         )  # fmt: skip
         return judge(llama.opened, llama.baseline, trace, how, graph=graph)
 

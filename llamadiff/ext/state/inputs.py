@@ -14,7 +14,7 @@ from llamadiff.ext.state.graph_inputs import MASK, POSITIONS, ROWS
 from llamadiff.ext.state.graph_inputs import SHIFT as MOVED
 from llamadiff.ext.state.history import History, Kept, Row, Window
 from llamadiff.ext.state.states import NONE, States, Wrong, after
-from llamadiff.llamacpp.nodes import Node
+from llamadiff.llamacpp.sent_tensor import SentTensor
 from llamadiff.llamacpp.steps import CLEAR, COPY, DECODE, GET, LOAD, NEW, REMOVE, SAVE, SET, SHIFT, Step
 
 Array = NDArray[Any]
@@ -144,7 +144,7 @@ class Inputs:
         if "tensor" in answer:
             address = int(answer["tensor"]["at"])
             if data:
-                self.values[address] = Node(answer["tensor"], data=data[0], order=order).values()
+                self.values[address] = SentTensor(answer["tensor"], data=data[0], order=order).values()
             values = self.values[address]
         self._find(self._reads[answer["given"]](str(answer["cache"]), values, answer))
 

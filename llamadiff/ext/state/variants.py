@@ -12,6 +12,7 @@ import numpy as np
 
 from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile, Runnable
+from llamadiff.engines.own_graph import needed_graph
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
 from llamadiff.ext.state.result import DEFAULT, Variant, Variants
@@ -29,7 +30,6 @@ from llamadiff.system.errors import DiedError, UserError
 from llamadiff.system.output import remove
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS
-from llamadiff.verbs.backend import compare_nodes
 from llamadiff.verbs.judging import judge
 
 PATIENCE = 600.0  # seconds that a variant may take
@@ -131,7 +131,9 @@ def on_device(request: Request) -> bool:
 def _by_nodes(request: Request, how: How, patience: float) -> Comparison:
     """Every node judged: what a device rounds is followed there, and taps are too far apart for it."""
     with Child(request.settings, patience) as child:
-        return compare_nodes(ModelFile(request.model, how.precision), request, how, child)
+        return needed_graph("--llama-cpp device").judge_nodes(
+            ModelFile(request.model, how.precision), request, how, child
+        )
 
 
 def _compared(

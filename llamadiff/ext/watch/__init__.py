@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Watch(Slice):
     """Any program that computes ggml graphs, judged node by node while it runs."""
 
-    needs = ("builds", "cpus")
+    needs = ("builds", "cpus", "graph")
     remote = tuple(f"llamadiff.ext.watch.{name}" for name in ("watch_run", "watch_remote", "watched_ggml"))
     remote_files = ("llamadiff/ext/watch/watch.c",)
 

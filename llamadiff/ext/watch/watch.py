@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llamadiff.engines.run_spec import USUAL, How
 from llamadiff.engines.select import GRAPH, EngineUsed
+from llamadiff.ext.graph.backend import OPS, rows_of, summarize, worst_rows
 from llamadiff.ext.watch.watch_run import Bounds
 from llamadiff.ext.watch.watching import JudgedGraph, Watched
 from llamadiff.ext.watch.watching import watch as run_watched
@@ -20,7 +21,6 @@ from llamadiff.result.rows import Row
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import made_directory
 from llamadiff.system.python_child import how_it_ended, peak_rss_mb
-from llamadiff.verbs.backend import OPS, rows_of, summarize, worst_rows
 
 LINKED = (
     "no graph of ggml's was seen: this program computes none, or has ggml linked into itself, where nothing can be put "

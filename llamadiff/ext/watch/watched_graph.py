@@ -11,11 +11,11 @@ from typing import Any
 
 from llamaref.held import HeldWeights
 
-from llamadiff.ggml.check import NOT_LOOKED_AT, NodeCheck
-from llamadiff.ggml.graph import VIEWS
+from llamadiff.ext.graph.check import NOT_LOOKED_AT, NodeCheck
+from llamadiff.ext.graph.graph import VIEWS
+from llamadiff.ext.graph.node import Node
+from llamadiff.ext.graph.node_checker import NodeChecker
 from llamadiff.llamacpp.dequantize import Dequantizer
-from llamadiff.llamacpp.node_checker import NodeChecker
-from llamadiff.llamacpp.nodes import Node
 from llamadiff.llamacpp.request import Request
 
 HEAD, TENSOR, DATA, WEIGHT, LACKING, NODE, LARGE, RESULT, END = range(9)  # as in watch.c
@@ -221,7 +221,7 @@ class WatchedGraph:
             sources = (*sources, base)
         numbers = [self._tensors[each]["number"] for each in said["sources"]]
         looks = view is None or base is None or said["data"] == base.said["data"] + view[1]
-        return Node({**said, "numbers": numbers, "looks": looks, "tap": None}, sources, base)
+        return Node({**said, "numbers": numbers, "looks": looks, "tap": None}, sources=sources, base=base)
 
     def _source(self, at: int) -> Node:
         """A source: a weight has its name here, and nothing else has one of those."""

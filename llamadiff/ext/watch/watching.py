@@ -12,12 +12,12 @@ from threading import Thread
 
 from threadpoolctl import threadpool_limits
 
+from llamadiff.ext.graph.check import NodeCheck
 from llamadiff.ext.watch.graph_names import GraphNames
 from llamadiff.ext.watch.watch_run import GRAPH, OFTEN, Bounds, files
 from llamadiff.ext.watch.watched_ggml import Ggml
 from llamadiff.ext.watch.watched_graph import Head, ProgramWeights, WatchedGraph, head_of, mapped
 from llamadiff.ext.watch.watched_runs import Watchable, here, there
-from llamadiff.ggml.check import NodeCheck
 from llamadiff.llamacpp.quantizing import way_of
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UserError

@@ -17,11 +17,12 @@ from llamadiff import UserError
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.builds.build_tree import find
 from llamadiff.ext.builds.compiled import loaded
+from llamadiff.ext.graph.backend import judge_graph, list_nodes
 from llamadiff.llamacpp import devices
 from llamadiff.llamacpp.capture import probe
 from llamadiff.llamacpp.request import Settings
 from llamadiff.report.terminal.report import make_console, render
-from llamadiff.verbs.verbs import compare, graph, list_nodes, record
+from llamadiff.verbs.verbs import compare, record
 
 TOKENS = (1, 17, 5, 40)
 pytestmark = [
@@ -55,7 +56,7 @@ def test_both_ways_record_the_same(settings, small_model, build, tmp_path):
 
 
 def test_every_node_is_judged(small_model, build):
-    found, wanted = (graph(small_model("mamba2"), asked(folder)) for folder in (build, ""))
+    found, wanted = (judge_graph(small_model("mamba2"), asked(folder)) for folder in (build, ""))
     assert found.verdict == "match"
     assert [(row.tap, row.verdict) for row in found.rows] == [(row.tap, row.verdict) for row in wanted.rows]
 
@@ -202,12 +203,12 @@ def test_no_compiler(build, cache, monkeypatch):
 def test_a_device_that_is_not_there(folder, build, small_model):
     folder = str(build) if folder else ""
     with pytest.raises(UserError, match=r"device=Vulkan7: this llama.cpp has no such device; it has CPU \(.+\)"):
-        graph(small_model(), Run(tokens=TOKENS, settings=Settings(llama_cpp=folder, device="Vulkan7")))
+        judge_graph(small_model(), Run(tokens=TOKENS, settings=Settings(llama_cpp=folder, device="Vulkan7")))
 
 
 def test_the_cpu_is_a_device(small_model):
     run = Run(tokens=TOKENS, settings=Settings(device="cpu", gpu_layers=9999))
-    assert graph(small_model(), run).verdict == "match"
+    assert judge_graph(small_model(), run).verdict == "match"
 
 
 def test_devices_are_listed(build, small_model):
@@ -219,7 +220,7 @@ def test_devices_are_listed(build, small_model):
 
 def test_a_server_that_this_llama_cpp_cannot_ask(small_model):
     with pytest.raises(UserError, match=r"device=rpc:127.0.0.1:1: this llama.cpp has no RPC backend; build it with"):
-        graph(small_model(), Run(tokens=TOKENS, settings=Settings(device="rpc:127.0.0.1:1", gpu_layers=99)))
+        judge_graph(small_model(), Run(tokens=TOKENS, settings=Settings(device="rpc:127.0.0.1:1", gpu_layers=99)))
 
 
 @pytest.mark.parametrize(

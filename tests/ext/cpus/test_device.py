@@ -14,10 +14,10 @@ from llamaref import Weights
 
 from llamadiff.ext.cpus import half_sums
 from llamadiff.ext.cpus.device import HALF, DeviceArithmetics, replayed, settled
-from llamadiff.ggml.check import NodeCheck
-from llamadiff.ggml.op import Op, Operand, compute
+from llamadiff.ext.graph.check import NodeCheck
+from llamadiff.ext.graph.node_checker import NodeChecker
+from llamadiff.ext.graph.op import Op, Operand, compute
 from llamadiff.judge.verdict import of_node
-from llamadiff.llamacpp.node_checker import NodeChecker
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import tolerances
 

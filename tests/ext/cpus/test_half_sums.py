@@ -17,7 +17,7 @@ from llamadiff.candidates.reference import Recorder
 from llamadiff.ext.cpus import half_sums
 from llamadiff.ext.cpus.device import ON_CPU, replayed
 from llamadiff.ext.cpus.half_sums import FIXED, WAYS, Lanes
-from llamadiff.ggml.op import Op, Operand
+from llamadiff.ext.graph.op import Op, Operand
 from llamadiff.numerics import cpu
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace

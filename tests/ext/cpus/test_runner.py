@@ -29,14 +29,14 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Run
 from llamadiff.ext.builds.build_tree import find
 from llamadiff.ext.cpus.remote_bootstrap import _BEGIN, LLAMA_CPP, MODULES, started_by
-from llamadiff.ggml.repro import load
-from llamadiff.llamacpp.capture import check_nodes
+from llamadiff.ext.graph.backend import judge_graph
+from llamadiff.ext.graph.readers import check_nodes
+from llamadiff.ext.graph.repro import load
 from llamadiff.llamacpp.request import RUNNER, Settings
 from llamadiff.report.facts import side_facts
 from llamadiff.report.terminal.report import make_console, render
 from llamadiff.result.comparison import Comparison
 from llamadiff.system import commands
-from llamadiff.verbs.verbs import graph
 
 BARE = f"{shlex.quote(sys.executable)} -I -S"  # nothing is installed for it
 TOKENS = ["--tokens", "1,17,5,40,9,33,64,5,2,71"]
@@ -262,7 +262,7 @@ def read(path: Path) -> bytes:
 
 def test_another_kind_of_machine_is_named(small_model, build, monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
-    result = graph(small_model(), Run(tokens=(1, 5), settings=Settings(llama_cpp=str(build), runner=BARE)))
+    result = judge_graph(small_model(), Run(tokens=(1, 5), settings=Settings(llama_cpp=str(build), runner=BARE)))
     assert result.baseline["machine"] == os.uname().machine
     assert side_facts({**result.baseline, "build": "CPU : SVE = 1 | SVE_CNT = 32"}, full=False)[0] == (
         f"on {os.uname().machine} with SVE of 256 bits"

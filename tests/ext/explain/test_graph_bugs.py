@@ -14,16 +14,16 @@ from models.small import EMBD, write_model
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
 from llamadiff.engines.capture_request import text_request
-from llamadiff.engines.graph_model import GraphModel, by_its_graph
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.ext.explain.case import Case, Recording
 from llamadiff.ext.explain.registry import EDITS, FAMILIES, Bug, Edit, define, known_bugs
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.explain.subgraph import Subgraph
-from llamadiff.ggml.engine import GraphEngine
-from llamadiff.ggml.graph import GraphNode
-from llamadiff.ggml.op import Op
+from llamadiff.ext.graph.engine import GraphEngine
+from llamadiff.ext.graph.graph import GraphNode
+from llamadiff.ext.graph.model import GraphModel, by_its_graph
+from llamadiff.ext.graph.op import Op
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.verbs.judging import judge
 

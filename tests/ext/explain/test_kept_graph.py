@@ -9,12 +9,12 @@ from proof.injected.base import TOKENS
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
-from llamadiff.engines import graph_model
-from llamadiff.engines.graph_model import graph_of_run
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import Run
-from llamadiff.ggml.engine import _window
-from llamadiff.ggml.graph import GRAPH
+from llamadiff.ext.graph import model as graph_model
+from llamadiff.ext.graph.engine import _window
+from llamadiff.ext.graph.graph import GRAPH
+from llamadiff.ext.graph.model import graph_of_run
 from llamadiff.llamacpp.child import Child
 from llamadiff.system.errors import UserError
 from llamadiff.trace.writer import TraceWriter

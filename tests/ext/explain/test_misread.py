@@ -15,12 +15,12 @@ from models.small import EMBD, FF, VOCAB, write_model
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
 from llamadiff.engines.capture_request import text_request
-from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import USUAL, Run
-from llamadiff.ggml.engine import GraphEngine
-from llamadiff.ggml.op import Op, Operand
+from llamadiff.ext.graph.engine import GraphEngine
+from llamadiff.ext.graph.model import by_its_graph
+from llamadiff.ext.graph.op import Op, Operand
 from llamadiff.verbs.judging import judge
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)

@@ -9,7 +9,6 @@ import pytest
 
 from llamadiff.candidates.reference import record
 from llamadiff.engines.capture_request import text_request
-from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Run
 from llamadiff.ext.explain.alter import gives, times, with_source
@@ -17,6 +16,7 @@ from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.case import Case, NotRecordedError, Recording
 from llamadiff.ext.explain.subgraph import subgraph_of
 from llamadiff.ext.explain.together import errors
+from llamadiff.ext.graph.model import by_its_graph
 from llamadiff.numerics.rounding_tap import Carrier
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)

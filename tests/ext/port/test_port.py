@@ -20,14 +20,14 @@ from typer.testing import CliRunner
 
 from llamadiff import UserError
 from llamadiff.cli.app import app
-from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.run_spec import USUAL, Run
+from llamadiff.ext.graph.engine import Then
+from llamadiff.ext.graph.model import by_its_graph
 from llamadiff.ext.port import lineup
 from llamadiff.ext.port import run as verb
 from llamadiff.ext.port.graph_values import Again, node_values
 from llamadiff.ext.port.page import headline
 from llamadiff.ext.port.run import port
-from llamadiff.ggml.engine import Then
 from llamadiff.trace.reader import Trace
 
 pytestmark = [needs("torch", "transformers"), pytest.mark.filterwarnings("ignore")]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from command import run
 
+from llamadiff.ext.graph.readers import check_nodes
+from llamadiff.ext.graph.repro import load, memory_of, save
 from llamadiff.ext.replay import run as one_op
 from llamadiff.ext.replay.report import to_markdown
 from llamadiff.ext.replay.run import run_ops
-from llamadiff.ggml.repro import load, memory_of, save
-from llamadiff.llamacpp.capture import check_nodes
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.report.formats import About
 from llamadiff.report.terminal.escape import number as shown_number

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.graph.backend import judge_graph
 from llamadiff.ext.state.graph_inputs import MASK, POSITIONS, READ, ROWS
 from llamadiff.ext.state.inputs import Inputs
 from llamadiff.ext.state.variants import run_variants
-from llamadiff.llamacpp.nodes import Node
+from llamadiff.llamacpp.sent_tensor import SentTensor
 from llamadiff.llamacpp.steps import DECODE, Step
 from llamadiff.llamacpp.steps import SHIFT as SHIFTED
-from llamadiff.verbs.verbs import compare, graph
+from llamadiff.verbs.verbs import compare
 
 TOKENS = (1, 17, 5, 40, 2, 9, 33, 12)
 
@@ -27,7 +28,7 @@ def spoiled(monkeypatch):
     def of(kind, change):
         def told(self, answer, data, order):
             if answer["given"] == kind and self.batch == 2:
-                values = np.array(Node(answer["tensor"], data=data[0], order=order).values()) if data else None
+                values = np.array(SentTensor(answer["tensor"], data=data[0], order=order).values()) if data else None
                 if values is not None:
                     change(self, values)
                     tensor = {
@@ -160,10 +161,10 @@ def test_a_candidate_says_it_in_its_headline(small_model, spoiled):
 
 def test_backend_says_it_beside_its_nodes(small_model, spoiled):
     spoiled(POSITIONS, lambda _, values: values.__iadd__(1))
-    result = graph(small_model(), Run(tokens=TOKENS, n_predict=1))
+    result = judge_graph(small_model(), Run(tokens=TOKENS, n_predict=1))
     assert (result.verdict, result.wrong) == ("wrong", ())
     assert "before any node, inputs: in the 2nd batch token 0 of sequence 0 has position 9, not 8" in result.headline
-    assert graph(small_model(), Run(tokens=TOKENS)).verdict == "match"
+    assert judge_graph(small_model(), Run(tokens=TOKENS)).verdict == "match"
 
 
 def test_a_layer_may_have_any_window_of_the_model_and_keeps_it():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from one_op import BOOL, FLOAT, INT, LONG, PLAIN, SAME, Graph, Input, check, normal
 
-from llamadiff.ggml.op import Array
+from llamadiff.ext.graph.op import Array
 
 POOL_MAX, POOL_AVG = 0, 1
 NEAREST, BILINEAR, BICUBIC, ALIGN_CORNERS, ANTIALIAS = 0, 1, 2, 1 << 8, 1 << 9

@@ -17,10 +17,10 @@ from command import in_process_of_its_own, processes_of, run
 from optional import needs
 from places import ROOT
 
+from llamadiff.ext.graph.node import Node
 from llamadiff.ext.watch import watch_run
 from llamadiff.ext.watch.graph_names import GraphNames, part_of
 from llamadiff.llamacpp import library
-from llamadiff.llamacpp.nodes import Node
 from llamadiff.system import libraries
 
 pytestmark = needs("cc")
@@ -233,7 +233,7 @@ def test_how_a_look_at_a_large_memory_steps(op, change):
     }[op]  # fmt: skip
     params = np.array([0, 2, 1, 3], np.int32).tobytes().hex()
     is_other = any(right[key] != value for key, value in change.items())
-    node = Node({"op": op, "params": params, "memory": 256, **right, **change}, (source,))
+    node = Node({"op": op, "params": params, "memory": 256, **right, **change}, sources=(source,))
     assert node.steps_rightly() is not is_other
 
 

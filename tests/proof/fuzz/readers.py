@@ -34,9 +34,10 @@ from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.file.opening import judge_weights
 from llamadiff.ext.file.report import weights_to_csv, weights_to_json, weights_to_markdown
+from llamadiff.ext.graph.backend import judge_graph
+from llamadiff.ext.graph.repro import load
 from llamadiff.ext.prompt import chat_template
 from llamadiff.ext.prompt.tokens import of_checkpoint
-from llamadiff.ggml.repro import load
 from llamadiff.judge.preflight.checks import check_runnable
 from llamadiff.judge.sketching import sketch_of
 from llamadiff.numerics import tolerances
@@ -44,7 +45,7 @@ from llamadiff.report.json import to_json
 from llamadiff.trace.metadata import KEY, SCHEMA
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.tolerance_file import load_rules
-from llamadiff.verbs.verbs import diff, graph, record_nodes
+from llamadiff.verbs.verbs import diff, record_nodes
 from proof.fuzz import mutating
 
 Read = Callable[[], object]
@@ -313,8 +314,8 @@ def op(rng: Random, folder: Path) -> Read:
 
 
 def saved_op(path: Path) -> bytes:
-    from llamadiff.ggml.op import Op, Operand
-    from llamadiff.ggml.repro import save as save_op
+    from llamadiff.ext.graph.op import Op, Operand
+    from llamadiff.ext.graph.repro import save as save_op
 
     x = np.ones((1, 1, 3, 4), np.float32)
     save_op(path, Op("ADD", (4, 3, 1, 1), "F32", bytes(64), (Operand(x, "F32", "a"), None)), x, x, "node")
@@ -350,7 +351,7 @@ def nodes(rng: Random, folder: Path) -> Read:
     end = json.dumps({"sha256": hashlib.sha256(body).hexdigest()}).encode() + b"\n"
     whole = body + (end if rng.random() < 0.95 else mutating.data(rng, end))
     (folder / "x.nodes").write_bytes(whole)
-    return partial(graph, world().model.path, Run(), recorded=folder / "x.nodes")
+    return partial(judge_graph, world().model.path, Run(), recorded=folder / "x.nodes")
 
 
 # -- settings --------------------------------------------------------------------------------------

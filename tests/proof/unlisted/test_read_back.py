@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from llamadiff.engines.capture_request import text_request
-from llamadiff.engines.graph_model import by_its_graph
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import Run
 from llamadiff.ext.explain.case import Case, NotRecordedError, Recording
 from llamadiff.ext.explain.read_back.reading import read_back
+from llamadiff.ext.graph.model import by_its_graph
 from llamadiff.judge.fact import Fact
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.taps import Tap

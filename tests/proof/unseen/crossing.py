@@ -12,9 +12,9 @@ from models.small import write_model
 from threadpoolctl import threadpool_limits
 
 from llamadiff.engines.capture_request import text_request
-from llamadiff.engines.graph_model import GraphModel, by_its_graph
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.graph.model import GraphModel, by_its_graph
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.trace.metadata import Info

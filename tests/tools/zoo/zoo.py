@@ -24,9 +24,9 @@ import numpy as np
 
 from llamadiff import UserError
 from llamadiff.engines.run_spec import Run
+from llamadiff.ext.graph.backend import judge_graph
 from llamadiff.llamacpp.request import Settings
 from llamadiff.result.comparison import Comparison
-from llamadiff.verbs.verbs import graph
 
 KNOWN = json.loads(Path(__file__).with_name("architectures.json").read_text("utf-8"))
 ALWAYS = (
@@ -159,7 +159,7 @@ def check(arch: str, kind: str, flash_attn: bool, folder: Path) -> tuple[bool, s
         return False, f"no model: {said[-1]}"
     try:
         run = Run(tokens=TOKENS, n_predict=2, settings=Settings(flash_attn=flash_attn))
-        found: Comparison = graph(path, run)
+        found: Comparison = judge_graph(path, run)
     except UserError as error:
         return False, str(error)
     worst = max((row.local.nmse for row in found.rows if row.local is not None), default=0.0)

@@ -13,9 +13,9 @@ from llamadiff.ext.explain.alter import renamed, takes, through, with_float
 from llamadiff.ext.explain.bugs.attention import cap_around
 from llamadiff.ext.explain.registry import Edit, at_nodes
 from llamadiff.ext.explain.site import Site
-from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.op import Op, Operand, function_of
-from llamadiff.ggml.ops.unary import halves
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.op import Op, Operand, function_of
+from llamadiff.ext.graph.ops.unary import halves
 
 UNARY = ("SILU", "GELU", "GELU_ERF", "GELU_QUICK", "RELU", "SIGMOID", "TANH", "SOFTPLUS", "EXP", "SQR")
 GLU = ("SWIGLU", "GEGLU", "REGLU", "GEGLU_ERF", "GEGLU_QUICK")

@@ -28,7 +28,7 @@ from llamadiff.ext.explain.case import Array, NotRecordedError, Recording
 from llamadiff.ext.explain.registry import Edit, at_nodes
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.explain.subgraph import as_rows, from_rows
-from llamadiff.ggml.op import Op
+from llamadiff.ext.graph.op import Op
 from llamadiff.numerics.arithmetic import ROUNDINGS, fits_blocks
 from llamadiff.numerics.types import CACHE_TYPES
 

@@ -13,8 +13,8 @@ from llamadiff.ext.explain.bugs.rope import wrong_positions
 from llamadiff.ext.explain.registry import Constant, Edit, at_nodes
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.explain.solve import ROWS_FACTOR
-from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.op import Array, Op
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.op import Array, Op
 
 TOKENS = "token_embd.weight"
 

@@ -15,7 +15,7 @@ from llamadiff.ext.explain.bugs.norms import NORMS
 from llamadiff.ext.explain.registry import Constant, Edit, at_nodes
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.explain.solve import FACTOR, LOGIT_CAP
-from llamadiff.ggml.op import Array, Op, Operand
+from llamadiff.ext.graph.op import Array, Op, Operand
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 SWAPPED = {"ffn_gate": "ffn_up", "ffn_up": "ffn_gate", "ffn_gate_exps": "ffn_up_exps", "ffn_up_exps": "ffn_gate_exps"}

@@ -15,9 +15,9 @@ from llamadiff.ext.explain.registry import Bug, Edit, Edits, at_nodes, define, w
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.file.blocks.known import KNOWN
 from llamadiff.ext.file.blocks.misreading import BlockBug, Misreading, displaced
-from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.op import Op
-from llamadiff.ggml.streamed import STREAMED
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.op import Op
+from llamadiff.ext.graph.streamed import STREAMED
 
 Array = NDArray[Any]
 

@@ -14,8 +14,8 @@ from llamadiff.ext.explain.alter import gives, instead, renamed, takes, through,
 from llamadiff.ext.explain.case import NotRecordedError
 from llamadiff.ext.explain.registry import Edit, at_nodes
 from llamadiff.ext.explain.site import Site
-from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.op import Op
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.op import Op
 
 
 def _is_gate(site: Site) -> bool:

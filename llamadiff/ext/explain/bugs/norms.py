@@ -13,8 +13,8 @@ from llamadiff.ext.explain.case import NotRecordedError
 from llamadiff.ext.explain.registry import Constant, Edit, at_nodes
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.explain.solve import EPSILON
-from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.op import Op
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.op import Op
 
 OVERFLOW = 65504.0  # float16's largest
 NORMS = ("RMS_NORM", "NORM")

@@ -13,9 +13,9 @@ from llamadiff.ext.explain.bugs.matmul import PRODUCTS, is_bias
 from llamadiff.ext.explain.bugs.norms import NORMS
 from llamadiff.ext.explain.registry import ANY, Edit, at_nodes
 from llamadiff.ext.explain.site import Site
-from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.graph import LOOKS
-from llamadiff.ggml.op import Array, Op
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.graph import LOOKS
+from llamadiff.ext.graph.op import Array, Op
 from llamadiff.numerics import arithmetic
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.halves import round_f16

@@ -14,8 +14,8 @@ from llamadiff.ext.explain.alter import changed, moved_on, swapped, takes, throu
 from llamadiff.ext.explain.bugs.norms import NORMS
 from llamadiff.ext.explain.registry import Edit, at_nodes
 from llamadiff.ext.explain.site import Site
-from llamadiff.ggml.op import Op, function_of
-from llamadiff.ggml.ops.recurrent import selective_scan
+from llamadiff.ext.graph.op import Op, function_of
+from llamadiff.ext.graph.ops.recurrent import selective_scan
 
 DT, A, B, C = 2, 3, 4, 5  # places among SSM_SCAN's sources
 

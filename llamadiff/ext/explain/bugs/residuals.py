@@ -17,8 +17,8 @@ from llamadiff.ext.explain.case import Array, NotRecordedError
 from llamadiff.ext.explain.registry import Constant, Edit, at_nodes
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.explain.solve import FACTOR, Sought
-from llamadiff.ggml.graph import GraphNode
-from llamadiff.ggml.op import Op
+from llamadiff.ext.graph.graph import GraphNode
+from llamadiff.ext.graph.op import Op
 
 MOST = 40  # recorded taps that are tried in a residual's place
 

@@ -14,10 +14,10 @@ from llamadiff.ext.explain.case import Array, Recording
 from llamadiff.ext.explain.registry import Constant, Edit, at_nodes
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.explain.solve import ROPE_BASE, ROPE_FACTOR
-from llamadiff.ggml.engine import Alter
-from llamadiff.ggml.graph import GraphNode
-from llamadiff.ggml.op import Op, Operand
-from llamadiff.ggml.ops.rope import MROPE, NEOX
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.graph import GraphNode
+from llamadiff.ext.graph.op import Op, Operand
+from llamadiff.ext.graph.ops.rope import MROPE, NEOX
 
 SCALING = "shainet#111, mlxcel#1355, imp#880"  # who had bugs of scaled positions
 DIMS, MODE, BASE, SCALE, EXT, ATTN = 1, 2, 5, 6, 7, 8  # places among the parameters

@@ -14,9 +14,9 @@ from llamadiff.ext.explain.registry import Constant, Edit, at_nodes
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.explain.solve import SCORE_CAP, SCORE_SCALE
 from llamadiff.ext.explain.subgraph import subgraph_of
-from llamadiff.ggml.engine import Alter, Then
-from llamadiff.ggml.op import Op
-from llamadiff.ggml.ops.attention import slopes
+from llamadiff.ext.graph.engine import Alter, Then
+from llamadiff.ext.graph.op import Op
+from llamadiff.ext.graph.ops.attention import slopes
 
 
 def _is_attention(site: Site) -> bool:

@@ -19,7 +19,7 @@ from llamadiff.ext.explain.read_back.activation import RIGHT
 from llamadiff.ext.explain.read_back.attention import rows_of_v
 from llamadiff.ext.explain.read_back.reading import read_back
 from llamadiff.ext.explain.subgraph import Subgraph, as_node, subgraph_of
-from llamadiff.ggml.graph import tap_shape
+from llamadiff.ext.graph.graph import tap_shape
 from llamadiff.judge.fact import Fact
 
 Uncovered = Iterator[tuple[str, Array]]

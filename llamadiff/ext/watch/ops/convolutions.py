@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff.ggml.op import Array, Op, op
-from llamadiff.ggml.stored import kept_as
+from llamadiff.ext.graph.op import Array, Op, op
+from llamadiff.ext.graph.stored import kept_as
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from llamadiff.ext.graph.op import Array, Kernels, Op, op
 from llamadiff.ext.watch.ops.convolutions import Windows
-from llamadiff.ggml.op import Array, Kernels, Op, op
 
 _LOWEST = float(np.finfo(np.float32).min)  # where a maximum starts: what is lower, -inf too, becomes this
 _MAX = 0  # enum ggml_op_pool

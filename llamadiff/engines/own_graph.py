@@ -1,0 +1,20 @@
+"""llama.cpp's own graph of a run, where the slice that reads it is there."""
+
+from __future__ import annotations
+
+from llamadiff import plugins
+from llamadiff.plugins import OwnGraph
+from llamadiff.system.errors import UserError
+
+
+def own_graph() -> OwnGraph | None:
+    """What reads llama.cpp's graph; None where that slice is missing."""
+    return plugins.ask_first(lambda each: each.own_graph())
+
+
+def needed_graph(option: str) -> OwnGraph:
+    """The same. Raises UserError, with the option that needs it, where that slice is missing."""
+    found = own_graph()
+    if found is None:
+        raise UserError(f"{option}: the slice that reads llama.cpp's own graph is missing")
+    return found

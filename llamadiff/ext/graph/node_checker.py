@@ -1,0 +1,191 @@
+"""Every node of llama.cpp's graph checked as it is told of: memory stays at a few nodes.
+
+Inputs are those that it had before it ran, since ops run in place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llamaref import Weights
+from numpy.typing import NDArray
+
+from llamadiff import plugins
+from llamadiff.ext.graph.check import (
+    NO_FUNCTION,
+    UNKNOWN_ROUNDING,
+    NodeCheck,
+    PlainArithmetics,
+    Recomputed,
+    opened,
+)
+from llamadiff.ext.graph.node import Node
+from llamadiff.ext.graph.op import Op, Operand, compute, function_of, rounds_to_eight_bits
+from llamadiff.ext.graph.repro import save
+from llamadiff.ext.graph.streamed import streamed
+from llamadiff.llamacpp.request import Request
+from llamadiff.numerics import metrics, tolerances
+from llamadiff.numerics.cpu import UNKNOWN
+from llamadiff.numerics.pictures import closeup_of
+
+Array = NDArray[Any]
+SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, not by its place alone
+
+
+class NodeChecker:
+    """Checks nodes of a run one by one, as its request says; ``results`` are in graph order.
+
+    ``q8``: how this ggml rounds to eight bits.
+    """
+
+    def __init__(self, weights: Weights, request: Request, q8: str) -> None:
+        self.weights, self.request, self.q8 = weights, request, q8
+        on_device = request.settings.on_device
+        of_slice = plugins.ask_first(lambda each: each.node_arithmetics(self._computed, self._decoder, on_device))
+        self.arithmetics = of_slice or PlainArithmetics(self._computed)
+        self._doubtful: dict[int, Path] = {}
+        self.results: list[NodeCheck] = []
+        self.step = 0
+        self._seen: Counter[str] = Counter()
+        self._pending: Op | None = None
+
+    def begin(self, step: int) -> None:
+        """A pass begins: the prefill, or a decode step."""
+        self.step, self._seen = step, Counter()
+
+    def asked(self, node: Node) -> None:
+        """Before a node runs: keep its inputs."""
+        self._pending = None
+        if self.request.only_list or node.op == "NONE":
+            return
+        if node.op == "VIEW":
+            self._pending = self._view(node)
+            return
+        sources = tuple(self._operand(source) for source in node.sources)
+        self._pending = Op(node.op, node.shape, node.type, node.parameters, sources, q8=self.q8)
+
+    def done(self, node: Node) -> None:
+        """After a node ran: compute it again, and compare."""
+        n = self._pending
+        if self.request.only_list:
+            self._report(node, None)
+            return
+        if n is None:
+            self._report(node, 0.0 if node.is_view_of_its_source() else float("inf"))
+            return
+        if 0 in node.shape:  # as the last layer's, of a batch whose logits nobody asked for
+            self._report(node, 0.0)
+            return
+        if function_of(n.name) is None:
+            self._report(node, None, problem=f"{NO_FUNCTION} {n.name}")
+            return
+        found = node.values()
+        rule = tolerances.rule_for(tolerances.RULES, node.name, n.name, "*")
+        try:
+            best = self.arithmetics.replayed(n, found, rule.match)
+        except Exception as error:  # operands of a kind that the function has not met: this node alone is not judged
+            self._report(node, None, problem=f"{type(error).__name__}: {error}")
+            return
+        assert best is not None
+        wrong = best.nmse > 10 * (rule.match + best.rounding)
+        if wrong and self.q8 == UNKNOWN and rounds_to_eight_bits(n):
+            self._report(node, None, problem=UNKNOWN_ROUNDING)
+            return
+        self._report(node, best.nmse, best, found, n)
+        if self.request.keep is not None and (self.request.keep_all or wrong or best.estimated):
+            path = Path(self.request.keep) / f"{self.step}-{len(self.results):05d}.safetensors"
+            save(path, n, best.values, found, node.name, node.in_memory())
+            if not wrong:
+                self._doubtful[len(self.results) - 1] = path
+
+    def judged_by_place(self, node: Node) -> None:
+        """A node that is another look at a memory: where that begins, and how it steps."""
+        self._report(node, 0.0 if node.is_view_of_its_source() and node.steps_rightly() else float("inf"))
+
+    def pass_over(self, node: Node, why: str) -> None:
+        """A node that is not computed again."""
+        self._report(node, None, problem=why)
+
+    def settle(self) -> None:
+        """All nodes have run: what they show together decides on those that were estimated."""
+        self.results = self.arithmetics.settled(self.results)
+        for number, path in self._doubtful.items():
+            if self.results[number].rounding and not self.request.keep_all:
+                path.unlink()
+                path.with_suffix(".txt").unlink()
+
+    def _view(self, node: Node) -> Op | None:
+        """A view as an op on the memory that it looks into; None if that is large, or no plain numbers."""
+        base = node.base
+        if base is None or base.memory > SMALL or not base.is_plain:
+            return None
+        flat = base.values().reshape(1, 1, 1, -1)
+        return Op("VIEW", node.shape, node.type, node.place, (Operand(flat, base.type, base.name),))
+
+    def _operand(self, source: Node) -> Operand:
+        """A source's values; a weight of the file is read from there, where it is needed."""
+        if self._is_weight(source):
+            return Operand(self.weights.stored(source.name), source.type, source.name)
+        return Operand(source.values(), source.type, source.name)
+
+    def _is_weight(self, source: Node) -> bool:
+        return source.op == "NONE" and source.name in self.weights
+
+    def _computed(self, n: Op) -> Array:
+        """What an op gives. Weights of the file are streamed, or decoded where an op needs them whole."""
+        y = streamed(n, self.weights, n.rounded)
+        if y is not None:
+            return y
+        sources = tuple(s if s is None or s.name not in self.weights else self._whole(s) for s in n.sources)
+        return compute(replace(n, sources=sources))
+
+    def _decoder(self, name: str) -> Callable[[Array], Array]:
+        """What makes floats of rows of a weight."""
+        return self.weights.decoder(name) or partial(self.weights.decoded, name)
+
+    def _whole(self, source: Operand) -> Operand:
+        values = self.weights.whole(source.name) if source.decode is None else source.decode(source.values)
+        return Operand(values.reshape(*[1] * (4 - values.ndim), *values.shape), source.kind, source.name)
+
+    def _report(
+        self, node: Node, nmse: float | None, best: Recomputed | None = None, found: Array | None = None,
+        n: Op | None = None, problem: str | None = None,
+    ) -> None:  # fmt: skip
+        name = node.name
+        self._seen[name] += 1
+        weight = next((s.name for s in node.sources if self._is_weight(s)), None)
+        label = name if self._seen[name] == 1 else f"{name}#{self._seen[name]}"
+        index: tuple[int, ...] = ()
+        stats: tuple[metrics.Stats | None, metrics.Stats | None] = None, None
+        expected = value = 0.0
+        seen = None
+        if best is not None and found is not None:
+            values = best.values.reshape(found.shape)
+            stats = metrics.stats(found), metrics.stats(values)
+            worst = metrics.difference(found[None], values[None], 0).worst if nmse else None
+            if worst is not None:
+                index, expected, value = worst.index[1:], worst.baseline, worst.candidate
+            seen = _closeup(found, values, index) if self.request.pictures else None
+        kind = self.weights.type(weight) if weight else None
+        sources = tuple(source.name for source in node.sources)
+        arithmetic = best.arithmetic if best else None
+        self.results.append(NodeCheck(
+            label, node.tap, node.op, weight, kind, node.type, node.shape, sources, self.step, nmse, arithmetic,
+            node.place_of(index), expected, value, *stats, problem,
+            opened(n, best.values) if n is not None and best is not None else 0, best.rounding if best else 0.0,
+            best.estimated if best else False, seen,
+        ))  # fmt: skip
+
+
+def _closeup(found: Array, values: Array, index: tuple[int, ...]) -> object:
+    """What a page shows of a node, with its rows one under the other."""
+    width = found.shape[-1]
+    recorded, right = (metrics.Rows(side.reshape(-1, width)) for side in (found, values))
+    place = int(np.ravel_multi_index(index, found.shape)) if index else 0
+    return closeup_of(recorded, right, ("row", "value"), divmod(place, max(1, width)))

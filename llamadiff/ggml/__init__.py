@@ -1,1 +1,0 @@
-"""ggml's ops in NumPy, and graphs of them: for whatever llama.cpp can run."""
