@@ -12,9 +12,9 @@ def own_graph() -> OwnGraph | None:
     return plugins.ask_first(lambda each: each.own_graph())
 
 
-def needed_graph(option: str) -> OwnGraph:
-    """The same. Raises UserError, with the option that needs it, where that slice is missing."""
+def needed_graph(what: str) -> OwnGraph:
+    """The same, for ``what`` needs it. Raises UserError where that slice is missing."""
     found = own_graph()
     if found is None:
-        raise UserError(f"{option}: the slice that reads llama.cpp's own graph is missing")
+        raise UserError(f"{what}: the slice that reads llama.cpp's own graph is missing; llamadiff doctor says why")
     return found

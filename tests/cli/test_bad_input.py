@@ -407,6 +407,7 @@ OF_SLICES = {
     "candidate of words": "dumps",
     "candidate of transformers a pipe": "pytorch",
     "chat without template": "prompt",
+    "unknown to llama.cpp": "graph",
 }
 
 

@@ -155,6 +155,7 @@ def test_links_of_directories_are_seen_through(place):
     assert "gone.json is what -o writes" in said
 
 
+@needs_slices("graph")
 def test_what_backend_keeps_overwrites_nothing_that_it_reads(place):
     (place / "kept").mkdir()
     (place / "kept" / "0-00012.safetensors").symlink_to(place / "f.toml")

@@ -100,6 +100,7 @@ def test_taps_as_json(small_model):
     assert by_name["result_output"]["first"] is True
 
 
+@needs_slices("graph")
 def test_a_graph_shows_one_layer_with_the_names_of_taps(small_model):
     text = run("graph", small_model(), "--layer", "1").stdout
     assert "layer 1" in text

@@ -112,7 +112,7 @@ def test_what_is_there_is_no_prompt(prompt, says, small_model, tmp_path, monkeyp
     assert done.stderr.count("\n") == 1
 
 
-@needs_slices("file", "loss", "state")
+@needs_slices("file", "graph", "loss", "state")
 @pytest.mark.parametrize("command", ["backend", "capture", "compare", "loss", "variants"])
 @pytest.mark.parametrize("prompt", ["dumps/", "out/run1.log", "mine.st", "./my dumps/run 1.npz", "here"])
 def test_what_looks_like_a_path_is_no_prompt(prompt, command, small_model, tmp_path, monkeypatch):
@@ -127,7 +127,7 @@ def test_what_looks_like_a_path_is_no_prompt(prompt, command, small_model, tmp_p
     assert done.stderr.count("\n") == 1
 
 
-@needs_slices("state")
+@needs_slices("graph", "state")
 @pytest.mark.parametrize("command", ["backend", "compare", "variants"])
 def test_each_report_shows_what_was_run(command, tmp_path):
     options = ("--only", "threads=1") if command == "variants" else ()

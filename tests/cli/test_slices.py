@@ -10,9 +10,10 @@ import pytest
 from places import ROOT
 
 import llamadiff.ext
-from llamadiff import UserError, plugins
+from llamadiff import UserError, compare, plugins
 from llamadiff.candidates.opening import source_of
 from llamadiff.cli import app
+from llamadiff.engines.run_spec import How
 from llamadiff.llamacpp.doctor import BAD, examine
 from llamadiff.plugins import Missing
 
@@ -72,6 +73,14 @@ def test_nobody_who_records_pytorch_is_said(monkeypatch):
     monkeypatch.delitem(sys.modules, "llamadiff.torch", raising=False)
     with pytest.raises(ImportError, match="llamadiff doctor says why"):
         import_module("llamadiff.torch")
+
+
+def test_that_nobody_reads_llama_cpps_own_graph_is_said(small_model, monkeypatch):
+    monkeypatch.setattr(plugins, "slices", dict)
+    with pytest.raises(
+        UserError, match="--engine graph: the slice that reads .* is missing; llamadiff doctor says why"
+    ):
+        compare(small_model(), (1, 17, 5), how=How(engine="graph"))
 
 
 @pytest.mark.skipif(not (ROOT / "tests" / "ext").is_dir(), reason="slices are deleted (tools/without.py)")

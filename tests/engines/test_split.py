@@ -31,7 +31,7 @@ def test_all_parts_are_one_model(tmp_path, small_model):
         assert np.array_equal(first.product(name, x), whole.product(name, x))
 
 
-@pytest.mark.parametrize("engine", ["numpy", "graph"])
+@pytest.mark.parametrize("engine", ["numpy", pytest.param("graph", marks=needs_slices("graph"))])
 def test_both_engines_run_a_split_model(engine, tmp_path):
     first = split_model(tmp_path)
     result = json.loads(run("compare", first, *IDS, "--engine", engine, "-o", "json:-").stdout)
