@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from llamadiff.report.tables import Table
     from llamadiff.result.comparison import Comparison
     from llamadiff.result.diagnosis import Diagnosis
+    from llamadiff.result.normal import Normal
     from llamadiff.result.oddity import CheckpointTokenizer
     from llamadiff.system.progress import Progress
     from llamadiff.system.started import Process
@@ -157,6 +158,10 @@ class Slice:
 
     def closeup(self, recorded: Rows, right: Rows, axes: Sequence[str], index: Sequence[int]) -> object:
         """What a format shows of a tensor against what is right, around the worst place."""
+        return None
+
+    def normal(self, result: Comparison) -> Normal | None:
+        """Whether the layers' outputs are the model's own, or the code's."""
         return None
 
     def tables(self, result: Comparison, full: bool) -> Sequence[Table]:

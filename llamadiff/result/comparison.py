@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
+from llamadiff import plugins
 from llamadiff.engines.select import EngineUsed
 from llamadiff.judge.coverage import COUNT, SEED, SPAN
 from llamadiff.judge.preflight.checks import Check
@@ -17,7 +18,7 @@ from llamadiff.result.coverage import Coverage
 from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.logits import Logits, Positions
 from llamadiff.result.message import Message
-from llamadiff.result.normal import Answer, is_it_normal
+from llamadiff.result.normal import Answer, Normal
 from llamadiff.result.notebook import as_html
 from llamadiff.result.rows import Row, flat, leading
 
@@ -185,14 +186,9 @@ class Comparison(Sides, Judged):
 
     @property
     def normal(self) -> tuple[Answer, ...]:
-        """Whether the layers' outputs are alike on both sides: the model's own, or the code's.
-
-        Nothing of a graph that is judged alone: each node was computed from the other side's inputs.
-        """
-        if self.is_engine and not any(row.drift for row in self.rows):
-            return ()
-        candidate = EXACT if self.is_engine else str(self.candidate.get("name") or "the candidate")
-        return is_it_normal(self.rows, str(self.baseline.get("name") or "the baseline"), candidate)
+        """Whether the layers' outputs are alike on both sides: the model's own, or the code's."""
+        found = ask_normal(self)
+        return () if found is None else found.answers
 
     def frame(self) -> pd.DataFrame:
         """One row a tap, in graph order."""
@@ -207,6 +203,11 @@ class Comparison(Sides, Judged):
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return as_html(self.verdict, self.said, self.rows)
+
+
+def ask_normal(result: Comparison) -> Normal | None:
+    """What a slice says of the layers' outputs; None where none is there, or they were not recorded."""
+    return plugins.ask_first(lambda each: each.normal(result))
 
 
 class HasVerdict(Protocol):

@@ -77,9 +77,7 @@ def test_nobody_who_records_pytorch_is_said(monkeypatch):
 
 def test_that_nobody_reads_llama_cpps_own_graph_is_said(small_model, monkeypatch):
     monkeypatch.setattr(plugins, "slices", dict)
-    with pytest.raises(
-        UserError, match="--engine graph: the slice that reads .* is missing; llamadiff doctor says why"
-    ):
+    with pytest.raises(UserError, match=r"--engine graph: the slice .* is missing; llamadiff doctor"):
         compare(small_model(), (1, 17, 5), how=How(engine="graph"))
 
 

@@ -16,10 +16,9 @@ from llamadiff.report.github import again, code, fitted, folded, prose, table, t
 from llamadiff.report.tables import tables_of
 from llamadiff.report.terminal.escape import number, times, tiny
 from llamadiff.report.terminal.tap_lines import layer_lines, own_error, times_limit
-from llamadiff.result.comparison import Comparison
+from llamadiff.result.comparison import Comparison, ask_normal
 from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.logits import Logits, TopToken
-from llamadiff.result.normal import USUAL
 from llamadiff.result.rows import Row
 from llamadiff.words import diagnosis_text as say
 from llamadiff.words.blame import headline, proof
@@ -180,9 +179,10 @@ def _layers(c: Comparison) -> Iterator[str]:
 
 def _normal(c: Comparison) -> Iterator[str]:
     """Whether the layers' outputs are normal: a sentence each, and what is usual."""
-    if c.normal:
-        told = [f"- {prose(answer.says, 1000)}" for answer in c.normal]
-        usual = [f"- usual: {prose(each.what, 600)} ({prose(each.source, 300)})" for each in USUAL]
+    found = ask_normal(c)
+    if found is not None:
+        told = [f"- {prose(answer.says, 1000)}" for answer in found.answers]
+        usual = [f"- usual: {prose(each.what, 600)} ({prose(each.source, 300)})" for each in found.usual]
         yield folded("Is it normal?", "\n".join([*told, *usual]))
 
 

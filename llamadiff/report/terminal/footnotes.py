@@ -12,8 +12,7 @@ from llamadiff.numerics.metrics import Stats
 from llamadiff.report.terminal.escape import tiny
 from llamadiff.report.terminal.page import STRONG, Page
 from llamadiff.report.terminal.tap_lines import baseline_is_off
-from llamadiff.result.comparison import Comparison
-from llamadiff.result.normal import USUAL
+from llamadiff.result.comparison import Comparison, ask_normal
 from llamadiff.result.rows import Row
 from llamadiff.words.diagnosis_text import layers_of
 
@@ -62,9 +61,10 @@ def _reasons(page: Page, comparison: Comparison) -> Iterator[str]:
 
 def _normal(page: Page, comparison: Comparison) -> Iterator[str]:
     """Is it normal: a sentence for each statistic, and what is usual of trained models."""
-    answers = [f"normal? {answer.says}" for answer in comparison.normal]
-    usual = [f"usual: {each.what} ({each.source})" for each in USUAL] if answers else []
-    yield from (page.data(said, 1000) for said in (*answers, *usual))
+    found = ask_normal(comparison)
+    if found is not None:
+        usual = (f"usual: {each.what} ({each.source})" for each in found.usual)
+        yield from (page.data(said, 1000) for said in (*(f"normal? {each.says}" for each in found.answers), *usual))
 
 
 def _counts(stats: Stats) -> str:

@@ -12,7 +12,6 @@ import pytest
 from command import run as command
 from models.options import OPTIONS
 from models.small import write_model
-from optional import needs_slices
 from proof.decoding import engine as decoding
 from proof.strangers import recording
 from proof.strangers.arithmetic import BY_NAME
@@ -24,11 +23,13 @@ from tools.benchmarks.synthesize import SHAPES, write
 
 import llamadiff
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.graph.backend import judge_graph
+from llamadiff.ext.normal.normal import MASSIVE, USUAL, is_it_normal
 from llamadiff.judge.finding import Local
 from llamadiff.numerics.extremes import extremes
 from llamadiff.numerics.metrics import Stats, with_extremes
 from llamadiff.result.comparison import Comparison
-from llamadiff.result.normal import MASSIVE, USUAL, Answer, is_it_normal
+from llamadiff.result.normal import Answer
 from llamadiff.result.rows import Row
 from llamadiff.verbs import verbs
 
@@ -105,11 +106,8 @@ def test_a_massive_activation_is_told_with_its_channel_and_token():
     assert extremes(x / 100, x.mean() / 100).peak < MASSIVE
 
 
-@needs_slices("graph")
 def test_a_graph_that_is_judged_alone_has_one_side(small_model):
     """Each node is computed from llama.cpp's inputs: that both grow alike would say nothing."""
-    from llamadiff.ext.graph.backend import judge_graph
-
     assert judge_graph(small_model(), Run(tokens=TOKENS)).normal == ()
 
 
@@ -234,7 +232,6 @@ def test_the_layer_since_which_it_is_the_code_is_right(what, tmp_path):
 # -- reports -----------------------------------------------------------------------------------------------------------
 
 
-@needs_slices("page")
 def test_every_format_answers(tmp_path):
     found = command("compare", SHIPPED / "tiny.F16.gguf", "Once upon a time", "--full", "-o", f"json:{tmp_path / 'j'}",
                     "-o", f"markdown:{tmp_path / 'm'}", "-o", f"html:{tmp_path / 'h'}")  # fmt: skip
