@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llamadiff.candidates.pieces import Piece, Unread
     from llamadiff.cli.command import Command
     from llamadiff.engines.model_file import ModelFile, Runnable
-    from llamadiff.engines.run_spec import How
+    from llamadiff.engines.run_spec import Gate, How
     from llamadiff.judge.compared import Compared
     from llamadiff.judge.fact import Fact
     from llamadiff.judge.lanes import Lane, Source
@@ -146,6 +146,10 @@ class Slice:
 
     def causes(self, bench: Bench, study: Study) -> tuple[Diagnosis, ...] | None:
         """Why taps are wrong, in graph order; None: another slice may know."""
+        return None
+
+    def gated(self, result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison | None:
+        """A result whose logits are held to limits; it is given for traces that are checked."""
         return None
 
     def pass_check(self) -> PassCheck | None:

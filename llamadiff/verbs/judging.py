@@ -23,16 +23,15 @@ from llamadiff.judge.run import Passes, run_passes
 from llamadiff.judge.statistics import statistics_check
 from llamadiff.judge.study import Bench, Study, infer_conventions
 from llamadiff.judge.verdict import WRONG, Ruling, of_run, of_unjudged
-from llamadiff.numerics.policies import F32
 from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
 from llamadiff.result.coverage import coverage_of
 from llamadiff.result.diagnosis import Diagnosis
-from llamadiff.result.logits import Logits, compare_logits, logit_rows, over_positions
+from llamadiff.result.logits import Logits, compare_logits, logit_rows
 from llamadiff.result.rows import rows_of, with_explanations
+from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS, WEIGHTS
 from llamadiff.verbs.by_original import Original, by_the_original
-from llamadiff.verbs.gate import arithmetic_of, bounds_of, held_to, not_held, rounding_of
 from llamadiff.verbs.sketch_alone import note_on, sketch_alone
 from llamadiff.words.advice import next_steps
 from llamadiff.words.summary import summarize
@@ -75,7 +74,7 @@ def judge(
     steps = next_steps(ruling.verdict, judged, sides.is_engine, between)
     steps = (*fitting, *(steps if judged.rows or not fitting else ()))
     result = assembled(sides, judged, ruling, summarize(ruling.verdict, sides, judged), steps)
-    return result if how.gate is None else _gated(result, model, baseline, study, how.gate)
+    return result if how.gate is None else _gated(result, bench, study, how.gate)
 
 
 def _fit_to_compare(model: Runnable, baseline: Trace, candidate: Trace | None) -> Trace:
@@ -109,19 +108,12 @@ def _studied(bench: Bench, candidate: Trace | None, keep: Path | None) -> Study:
     return infer_conventions(bench, candidate, passes)
 
 
-def _gated(result: Comparison, model: Runnable, baseline: Trace, study: Study, gate: Gate) -> Comparison:
-    """The result, held to the limits of a gate, where both sides have the logits of all positions."""
-    candidate, engine = study.assumed.trace, study.passes.logits
-    if LOGITS not in baseline or (candidate is not None and (LOGITS not in candidate or LOGITS in candidate.known)):
-        return not_held(result, gate)
-    own = logit_rows(engine if candidate is None else candidate[LOGITS])
-    positions = over_positions(logit_rows(baseline[LOGITS])[: len(own)], own)
-    if positions is None:
-        return not_held(result, gate)
-    policy = F32 if candidate is None else arithmetic_of(study.passes.findings, study.under_test)
-    sources = study.passes.judge.sources
-    rounding = rounding_of(model, baseline.info.head(len(own)), sources["baseline"], sources[study.under_test], policy)
-    return held_to(result, positions, bounds_of(positions, gate, rounding))
+def _gated(result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison:
+    """The result, held to the limits of a gate by a slice. Raises UserError for limits that nobody holds it to."""
+    held = plugins.ask_first(lambda each: each.gated(result, bench, study, gate))
+    if held is None and (gate.mean is not None or gate.p99 is not None):
+        raise UserError("limits of the logits' KL: the slice that holds to them is missing; llamadiff doctor says why")
+    return held or result
 
 
 def _judged(

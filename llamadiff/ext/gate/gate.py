@@ -20,13 +20,15 @@ from llamadiff.engines.run_spec import Gate
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Source
 from llamadiff.judge.preflight.checks import Check
+from llamadiff.judge.study import Bench, Study
 from llamadiff.judge.verdict import WRONG, Reason, Ruling, is_right, of_bounds, of_unjudged
 from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.result.comparison import Comparison
-from llamadiff.result.logits import Positions, divergences, logit_rows, percentile_99
+from llamadiff.result.logits import Positions, divergences, logit_rows, over_positions, percentile_99
 from llamadiff.trace.metadata import Info
+from llamadiff.trace.taps import LOGITS
 
 CHECK = "logits"
 SELDOM = 3.09  # standard deviations that a normal variable exceeds one time in a thousand
@@ -57,6 +59,21 @@ class Bound:
         if self.reason.is_kept:
             return f"{self.name} {self.value:.1e} (no more than {self._whose}, {self.limit:.1e})"
         return f"{self.name} {self.value:.1e}, more than {self._whose}, {self.limit:.1e}"
+
+
+def gated(result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison:
+    """The result, held to the limits of a gate, where both sides have the logits of all positions."""
+    baseline, candidate, engine = bench.baseline, study.assumed.trace, study.passes.logits
+    if LOGITS not in baseline or (candidate is not None and (LOGITS not in candidate or LOGITS in candidate.known)):
+        return not_held(result, gate)
+    own = logit_rows(engine if candidate is None else candidate[LOGITS])
+    positions = over_positions(logit_rows(baseline[LOGITS])[: len(own)], own)
+    if positions is None:
+        return not_held(result, gate)
+    policy = F32 if candidate is None else arithmetic_of(study.passes.findings, study.under_test)
+    known, own_side = study.passes.judge.sources["baseline"], study.passes.judge.sources[study.under_test]
+    rounding = rounding_of(bench.model, baseline.info.head(len(own)), known, own_side, policy)
+    return held_to(result, positions, bounds_of(positions, gate, rounding))
 
 
 def held_to(result: Comparison, positions: Positions, bounds: Sequence[Bound]) -> Comparison:
