@@ -27,9 +27,9 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "judge": (
         "Passes of the engine over traces, findings, verdicts, and the loop that learns how an engine computes.",
         (
-            "allowance", "compared", "coverage", "fact", "finding", "fit", "lanes",
-            "measurement", "measuring", "preflight.checks", "replay", "run", "settings",
-            "study", "verdict",
+            "allowance", "compared", "coverage", "fact", "finding", "fit", "lanes", "measurement",
+            "measuring", "preflight.checks", "replay", "run", "settings", "sketching", "study",
+            "verdict",
         ),
     ),
     "llamacpp": (
@@ -51,8 +51,9 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "report": (
         "What formats have in common.",
         (
-            "facts", "formats", "github", "json", "status_line", "tables", "terminal.columns",
-            "terminal.escape", "terminal.page", "terminal.report", "terminal.tap_lines",
+            "check_lines", "facts", "formats", "github", "json", "status_line", "tables",
+            "terminal.columns", "terminal.escape", "terminal.page", "terminal.report",
+            "terminal.tap_lines",
         ),
     ),
     "result": (
@@ -79,7 +80,7 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "verbs": (
         "From a model and a run to a result.",
         (
-            "by_original", "judging", "verbs", "workers",
+            "by_original", "check_traces", "judging", "verbs", "workers",
         ),
     ),
     "words": (

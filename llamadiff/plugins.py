@@ -64,6 +64,7 @@ class Slice:
     needs: Sequence[str] = ()  # other slices, without which this one is missing
     library = ""  # ``module:name`` of what loads a build of llama.cpp, in the process that runs it
     listener = ""  # ``module:name`` of what tells of the inputs of llama.cpp's passes (llamacpp/passes.py)
+    pytest_plugin = ""  # the module that pytest loads beside ``pytest_plugin.py``
     recorder = ""  # ``module:name`` of what records a PyTorch model (torch.py)
     remote: Sequence[str] = ()  # modules that are sent where llama.cpp runs and nothing is installed
     remote_files: Sequence[str] = ()  # and other files, from the root
@@ -150,6 +151,10 @@ class Slice:
 
     def gated(self, result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison | None:
         """A result whose logits are held to limits; it is given for traces that are checked."""
+        return None
+
+    def record_anew(self, traces: Sequence[Path], model: Path | None, force: bool) -> str | None:
+        """Record captures anew, and say what changed -> the worst verdict of what was recorded (``check --update``)."""
         return None
 
     def pass_check(self) -> PassCheck | None:

@@ -22,7 +22,7 @@ from quick import mark_slow
 
 from llamadiff.system import started
 
-collect_ignore = ["cli/sample"]  # a project of its own, whose tests test_sample.py runs
+collect_ignore = ["ext/captures/sample"]  # a project of its own, whose tests test_sample.py runs
 
 
 @pytest.hookimpl(tryfirst=True)

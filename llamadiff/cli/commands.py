@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llamadiff import plugins
 from llamadiff.cli import listings
 from llamadiff.cli.command import JUDGE, LEARN, Command
 from llamadiff.cli.inputs import RunOptions, prompt_or_trace, rules_of, token_ids, two_traces
@@ -107,7 +108,7 @@ def capture(
 ) -> None:  # fmt: skip
     """Run llama.cpp, have the engine judge it, and keep its trace."""
     from llamadiff.engines.run_spec import How
-    from llamadiff.result.changed import verdict_of
+    from llamadiff.trace.metadata import CHECKED
     from llamadiff.verbs import verbs
 
     asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp, only)
@@ -123,7 +124,7 @@ def capture(
             return
         trace = verbs.record(model, run, output, How(progress=progress), sketch)
     taken = trace.sketch.rows if trace.sketch is not None else trace
-    verdict = verdict_of(trace.info)
+    verdict = str(trace.info.producer[CHECKED]["verdict"])
     what = f"{len(taken)} taps of {len(trace.info.tokens)} tokens, checked: {verdict.upper()}"
     typer.echo(f"{_shown(output)}: {what}", err=True)
     raise typer.Exit(1 if verdict == "wrong" else 0)
@@ -185,21 +186,13 @@ def check(
 
 
 def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, reports: Reports, force: bool) -> None:
-    """Record captures anew, and say what changed."""
-    from llamadiff.engines.run_spec import How
-    from llamadiff.report.check_lines import update_lines
-    from llamadiff.result.comparison import verdict_of
-    from llamadiff.verbs import updating
-
+    """Record captures anew, and say what changed, by the slice that does."""
     if candidate is not None or reports.named:
         raise UserError("--update records llama.cpp anew, and judges nothing else: give it without --candidate and -o")
-    found = []
-    for path in traces:
-        with _progress() as progress:
-            changed = updating.update(path, model, How(progress=progress), force)
-        typer.echo("\n".join(update_lines(changed)))
-        found.append(changed)
-    finish(verdict_of(found), "wrong")
+    verdict = plugins.ask_first(lambda each: each.record_anew(traces, model, force))
+    if verdict is None:
+        raise UserError("--update: the slice that records captures anew is missing; llamadiff doctor says why")
+    finish(verdict, "wrong")
 
 
 def demo() -> None:

@@ -7,7 +7,7 @@ ten of a kind in a step, so the last one counts those that are left out.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path, PurePath
@@ -15,10 +15,8 @@ from pathlib import Path, PurePath
 from llamadiff.judge.verdict import is_right
 from llamadiff.report.terminal.escape import shown
 from llamadiff.report.terminal.report import make_console, render
-from llamadiff.result.changed import Changed
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Positions
-from llamadiff.trace.metadata import Info
 from llamadiff.words.provenance import provenance
 from llamadiff.words.repairs import repairs_of
 
@@ -29,41 +27,15 @@ _WIDTH = 110
 def lines_of(path: Path, result: Comparison) -> list[str]:
     """The verdict in a line, with the statistics over positions; the provenance of what failed under it."""
     said = result.summary if result.positions is None else f"{result.summary}; {in_words(result.positions)}"
-    line = f"{result.verdict.upper():6}  {_path(path)}: {shown(said, _LONG)}"
+    line = f"{result.verdict.upper():6}  {path_text(path)}: {shown(said, _LONG)}"
     if is_right(result.verdict):
         return [line]
     return [line, f"        {shown(provenance(result), _LONG)}"]
 
 
-def _path(path: PurePath) -> str:
+def path_text(path: PurePath) -> str:
+    """A path on one line."""
     return shown(str(path), _LONG, plain=os.sep)
-
-
-def update_lines(changed: Changed) -> list[str]:
-    """What recording a capture anew has changed, in numbers."""
-    apart, what = changed.apart, [f"{changed.taps} taps"]
-    if apart:
-        name = max(apart, key=lambda tap: apart[tap])
-        what.append(f"{len(apart)} changed, the most {shown(name)} by an NMSE of {apart[name]:.1e}")
-        what.append(f"the first {shown(next(iter(apart)))}")
-    else:
-        what.append("none changed")
-    what += [f"{len(changed.gone)} gone ({shown(changed.gone[0])})"] if changed.gone else []
-    what += [f"{len(changed.new)} new ({shown(changed.new[0])})"] if changed.new else []
-    sides = [_facts(info) for info in (changed.before, changed.after)]
-    changes = ((name, was, sides[1][name]) for name, was in sides[0].items())
-    what += [f"{name}: {shown(was, 300)} -> {shown(now, 300)}" for name, was, now in changes if was != now]
-    return [f"UPDATED  {_path(changed.path)}: {'; '.join(what)}; checked: {changed.verdict.upper()}"]
-
-
-def _facts(info: Info) -> dict[str, str]:
-    """What a capture says of its run: who, with what, of which model; of settings, those that say anything."""
-    settings = info.producer.get("settings")
-    if isinstance(settings, Mapping):
-        settings = {key: value for key, value in settings.items() if value != ""}
-    stated = {"tokens": info.tokens, "version": info.producer.get("version"), "settings": settings,
-              "sha256": info.model.get("sha256")}  # fmt: skip
-    return {name: str(value) for name, value in stated.items()}
 
 
 def in_words(p: Positions) -> str:
@@ -81,7 +53,7 @@ def report_text(path: Path, result: Comparison) -> str:
     console = make_console(text, width=_WIDTH)
     render(result, console)
     said = "" if result.positions is None else f"{in_words(result.positions)}\n"
-    return f"{_path(path)}\n{text.getvalue()}{said}{shown(provenance(result), _LONG)}"
+    return f"{path_text(path)}\n{text.getvalue()}{said}{shown(provenance(result), _LONG)}"
 
 
 MOST = 10  # annotations of a kind that GitHub shows of one step: the last one counts those that are left out

@@ -36,7 +36,7 @@ def tree(path):
 # -- the core and its slices -------------------------------------------------------------------------------------------
 
 EXT = "llamadiff.ext."
-CORE_LINES = 21_550  # of Python in the core; it goes down, and 18,000 are the aim
+CORE_LINES = 20_900  # of Python in the core; it goes down, and 18,000 are the aim
 SLICES = sorted(path.parent.name for path in (ROOT / "llamadiff/ext").glob("*/__init__.py"))
 ALLOWED = {
     "llama_cpp": ("llamadiff/llamacpp/",),
@@ -54,7 +54,7 @@ ALLOWED = {
         "llamadiff/ext/prompt/templates/page.py",
         "llamadiff/ext/prompt/tokens/page.py",
     ),
-    "pytest": ("llamadiff/pytest_plugin.py",),
+    "pytest": ("llamadiff/ext/captures/pytest_plugin.py",),
     "pandas": ("llamadiff/result/comparison.py",),
     "jinja2": (
         "llamadiff/ext/prompt/chat_template.py",

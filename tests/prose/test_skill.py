@@ -45,7 +45,7 @@ def codes(text: str) -> list[str]:
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a model and an engine that has a bug, as the skill's commands name them."""
-    text = (TESTS / "cli/sample/engine.py").read_text("utf-8")
+    text = (TESTS / "ext/captures/sample/engine.py").read_text("utf-8")
     assert ROPE[0] in text
     (tmp_path / "engine.py").write_text(text.replace(*ROPE), encoding="utf-8")
     shutil.copy(shipped_model(), tmp_path / "model.gguf")
@@ -71,7 +71,7 @@ def test_its_commands_run_and_its_loop_ends(engine: Path) -> None:
     for language in writers.LANGUAGES:
         done = run(writer[0], language, *writer[2:])
         assert (done.returncode, "Qcur_rope" in done.stdout) == (0, True), done.stderr
-    (engine / "engine.py").write_bytes((TESTS / "cli/sample/engine.py").read_bytes())
+    (engine / "engine.py").write_bytes((TESTS / "ext/captures/sample/engine.py").read_bytes())
     assert asked(compare, 0)["wrong"] == []
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from llamadiff.candidates.opening import CandidateSpec
 from llamadiff.engines.run_spec import USUAL, Gate, How
-from llamadiff.result.changed import Changed
+from llamadiff.ext.captures.changed import Changed
+from llamadiff.ext.captures.updating import update
 from llamadiff.result.comparison import Comparison
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.check_traces import model_of
-from llamadiff.verbs.updating import update
 from llamadiff.verbs.verbs import check
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.captures.changed import Changed
 from llamadiff.judge.sketching import estimated
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import metrics
-from llamadiff.result.changed import Changed
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target, unwritten
 from llamadiff.system.stale_files import temporary_directory
