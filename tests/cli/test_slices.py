@@ -10,12 +10,15 @@ import pytest
 from places import ROOT
 
 import llamadiff.ext
-from llamadiff import UserError, compare, plugins
+from llamadiff import UserError, check, compare, plugins
 from llamadiff.candidates.opening import source_of
 from llamadiff.cli import app
-from llamadiff.engines.run_spec import How
+from llamadiff.cli.commands import _update
+from llamadiff.cli.reports import Reports
+from llamadiff.engines.run_spec import Gate, How, Run
 from llamadiff.llamacpp.doctor import BAD, examine
 from llamadiff.plugins import Missing
+from llamadiff.verbs.verbs import record
 
 BROKEN = "import no_such_module\n"
 LACKING = "from llamadiff.plugins import Slice\n\nclass Lacking(Slice):\n    needs = ({!r},)\n\nslice_ = Lacking()\n"
@@ -79,6 +82,20 @@ def test_that_nobody_reads_llama_cpps_own_graph_is_said(small_model, monkeypatch
     monkeypatch.setattr(plugins, "slices", dict)
     with pytest.raises(UserError, match=r"--engine graph: the slice .* is missing; llamadiff doctor"):
         compare(small_model(), (1, 17, 5), how=How(engine="graph"))
+
+
+def test_limits_of_the_logits_that_nobody_holds_to_are_refused(small_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins, "slices", dict)
+    trace = record(small_model(), Run(tokens=(1, 17, 5)), tmp_path / "t.safetensors")
+    assert check(trace, small_model(), How(gate=Gate())).verdict == "match"
+    with pytest.raises(UserError, match="limits of the logits' KL: the slice that holds to them is missing"):
+        check(trace, small_model(), How(gate=Gate(mean=1.0)))
+
+
+def test_that_nobody_records_captures_anew_is_said(monkeypatch):
+    monkeypatch.setattr(plugins, "slices", dict)
+    with pytest.raises(UserError, match="--update: the slice that records captures anew is missing"):
+        _update([], None, None, Reports(), False)
 
 
 @pytest.mark.skipif(not (ROOT / "tests" / "ext").is_dir(), reason="slices are deleted (tools/without.py)")
