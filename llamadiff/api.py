@@ -68,7 +68,7 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "collisions", "commands", "errors", "exits", "input", "libraries", "output",
             "pages", "progress", "python_child", "stale_files", "started", "stops",
-            "supervised", "supervisor",
+            "supervised",
         ),
     ),
     "trace": (

@@ -6,23 +6,19 @@ that is to run ids step by step ``{tokens}``, all of them, and ``{n_prefill}``, 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import subprocess
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from llamadiff.candidates import TRACES
 from llamadiff.candidates.source import CandidateSource, Context
 from llamadiff.llamacpp.capture import scratch_directory
-from llamadiff.system import python_child
 from llamadiff.system.commands import split
 from llamadiff.system.errors import UserError
-from llamadiff.system.stale_files import noted
-from llamadiff.system.started import APART, Process, start
-from llamadiff.system.supervised import end
+from llamadiff.system.python_child import how_it_ended
+from llamadiff.system.supervised import Supervised, supervised
 from llamadiff.trace.reader import Trace
 
 PREFIX = "cmd:"
@@ -93,60 +89,34 @@ def _arguments(spec: str, context: Context, out: Path, steps: str) -> list[str]:
 
 def _run(arguments: list[str], log: Path, timeout: float) -> None:
     """Raises UserError, with the end of what it printed, if the command fails, hangs or prints without end."""
-    with log.open("wb") as output, supervised(arguments, output) as supervisor:
-        reason = _watch(supervisor, log, timeout) or _failure(arguments, supervisor)
+    with log.open("wb") as output:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        with supervised(arguments, streams) as command:
+            reason = _watch(command, log, timeout) or _failure(arguments, command)
     if reason is not None:
         raise UserError(f"{arguments[0]}: {reason}{tail_of(log)}")
 
 
-@contextlib.contextmanager
-def supervised(arguments: list[str], output: BinaryIO, talks: bool = False) -> Iterator[Process]:
-    """The process that runs the command: it ends the command's processes when its input is closed, or ends with us.
-
-    Through one that ``talks``, lines are passed to the command and from it.
-    """
-    supervisor = start(
-        python_child.command("llamadiff.system.supervisor"), end,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, **APART,
-    )  # fmt: skip
-    assert supervisor.stdin is not None
-    assert supervisor.stdout is not None
-    try:
-        with contextlib.suppress(BrokenPipeError):  # killed already: its return code says so
-            request = {"arguments": arguments, "talks": talks, "noted": noted()}
-            supervisor.stdin.write(json.dumps(request).encode() + b"\n")
-            supervisor.stdin.flush()
-        yield supervisor
-    finally:
-        end(supervisor)
-        supervisor.stdout.close()
-
-
-def _failure(arguments: list[str], supervisor: Process) -> str | None:
+def _failure(arguments: list[str], command: Supervised) -> str | None:
     """How a command that has ended failed, if it did."""
-    assert supervisor.stdout is not None
-    answer = json.loads(supervisor.stdout.read() or "{}")
+    answer = command.answer()
     if "error" in answer:
         raise UserError(f"{arguments[0]}: cannot be run ({answer['error']})")
     if "code" not in answer:
-        return f"its supervising process {python_child.how_it_ended(supervisor.returncode)}"
-    return python_child.how_it_ended(answer["code"]) if answer["code"] else None
+        return f"its supervising process {how_it_ended(command.supervisor.returncode)}"
+    return how_it_ended(answer["code"]) if answer["code"] else None
 
 
-def _watch(supervisor: Process, log: Path, timeout: float) -> str | None:
+def _watch(command: Supervised, log: Path, timeout: float) -> str | None:
     """Wait for the end; says why it was not waited for longer."""
-    waited = 0.0
-    while True:
-        try:
-            supervisor.wait(0.2)
-        except subprocess.TimeoutExpired:
-            waited += 0.2
-        else:
-            return None
-        if waited >= timeout:
+    until = time.monotonic() + timeout
+    while command.runs:
+        if time.monotonic() >= until:
             return f"still running after {timeout:g} s (--timeout)"
         if log.stat().st_size > MAX_OUTPUT:
             return f"printed more than {MAX_OUTPUT >> 20} MiB"
+        command.wait(0.2)
+    return None
 
 
 def tail_of(log: Path) -> str:

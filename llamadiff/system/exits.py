@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -94,10 +95,9 @@ def _given(error: BaseException) -> str:
 
 def _place(error: BaseException) -> str:
     """File and line where an exception was raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "nowhere"
+    for frame in traceback.extract_tb(error.__traceback__, limit=-1):
+        return f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return "nowhere"
 
 
 def _open_streams() -> None:

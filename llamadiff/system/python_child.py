@@ -6,22 +6,18 @@ import ctypes
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-_PF_EXITING, _ENDED = 0x4, (b"Z", b"X")  # linux/sched.h; states of a thread in /proc
 _KILL = 9
 _FAULTS = {getattr(signal, f"SIG{name}", 0) for name in ("ABRT", "SEGV", "BUS", "ILL", "FPE", "SYS", "TRAP")}
 _CHUNK = 1 << 16
-_DYING = 5.0 if sys.platform == "linux" else 1.0  # seconds that a process takes to die, at most
-_OFTEN = 0.02  # seconds between two looks
+_DYING = 1.0  # seconds that a process takes to die when it has closed some of its files, at most
 
 
 def command(module: str, *words: str) -> list[str]:
@@ -72,20 +68,8 @@ def asked(leave: Callable[[], None]) -> queue.Queue[str]:
 def await_end(parent: int) -> None:
     """Wait for a parent that dies: until its last thread has closed its files, what it has locked is a living one's."""
     until = time.monotonic() + _DYING
-    while _is_dying(parent) and time.monotonic() < until:
+    while os.getppid() == parent and time.monotonic() < until:
         time.sleep(0.001)
-
-
-def _is_dying(parent: int) -> bool:
-    """Whether a parent has begun to end, and is not through with it; whether it is there, where no more is known."""
-    if not Path("/proc/self/task").is_dir():  # no Linux
-        return os.getppid() == parent
-    for thread in Path(f"/proc/{parent}/task").glob("*/stat"):
-        with suppress(OSError):  # it has just ended
-            state, *more = thread.read_bytes().rpartition(b")")[2].split()
-            if state not in _ENDED and int(more[5]) & _PF_EXITING:
-                return True
-    return False
 
 
 def die_with_parent() -> None:
@@ -173,6 +157,16 @@ def give_way() -> None:
             os.nice(15)
 
 
+def taken_by(process: int) -> tuple[int, float]:
+    """The memory, in bytes, and the seconds of computation that a process has taken; of one that ended, none."""
+    import psutil
+
+    with suppress(psutil.Error):
+        watched = psutil.Process(process)
+        return int(watched.memory_info().rss), float(sum(watched.cpu_times()[:2]))
+    return 0, 0.0
+
+
 def peak_rss_mb() -> float:
     """The larger peak of this process and its children, in MiB (memory-mapped model pages count)."""
     if sys.platform == "win32":
@@ -186,42 +180,3 @@ def peak_rss_mb() -> float:
         peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
     return float(peak / unit)
-
-
-class TakesTooMuchError(Exception):
-    """A process took more than it may, of what it says."""
-
-
-def within(arguments: Sequence[str], given: bytes, seconds: float, at_work: float, memory: int) -> tuple[int, bytes]:
-    """The return code and the output of a process in which a stranger's code runs.
-
-    Raises TakesTooMuchError when it was killed since it took more than ``seconds``, of which ``at_work`` computing, or
-    than ``memory`` in bytes.
-    """
-    import psutil
-
-    until, why, pipe = time.monotonic() + seconds, "", subprocess.PIPE
-    with nameless_file() as file:
-        file.write(given)
-        file.seek(0)
-        process = subprocess.Popen(arguments, stdin=file, stdout=pipe, stderr=subprocess.DEVNULL)  # noqa: S603
-    with process:
-        watched = psutil.Process(process.pid)
-        while True:
-            try:
-                output, _ = process.communicate(timeout=_OFTEN)
-                break
-            except subprocess.TimeoutExpired:
-                pass
-            with suppress(psutil.Error):  # it has just ended
-                if watched.memory_info().rss > memory:
-                    why = f"{memory >> 20} MiB of memory"
-                elif sum(watched.cpu_times()[:2]) > at_work:
-                    why = f"{at_work:g} s of computation"
-                elif time.monotonic() > until:
-                    why = f"{seconds:g} s"
-            if why:
-                process.kill()
-    if why:
-        raise TakesTooMuchError(why)
-    return process.returncode, output

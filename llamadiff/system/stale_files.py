@@ -1,31 +1,28 @@
-"""Temporary files of a process, and who removes them when it is killed.
+"""Temporary files and directories, and who removes them when their process is killed.
 
-A process that makes temporary files has a directory of its own, with a file in it that it keeps locked, and another
-that says where it makes them. The system lets go of the lock when the process dies, however it dies; so where nobody
-holds it, what that process made is litter. It is known by its name: the directory's token is part of every one.
-
-These directories lie in the user's cache directory or, where that cannot be written, in one of the user's in TMPDIR.
+Each temporary directory lies in TMPDIR and has a file that its process keeps locked. The system lets go of the lock
+when the process dies, however it dies: a directory that nobody holds is litter. A temporary file lies beside the file
+whose name it will take, and a temporary directory has a note of it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import stat
 import sys
-import threading
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
-PREFIX = "llamadiff-"  # of scratch directories
+PREFIX = "llamadiff-"  # of temporary directories
 LONGEST = 200  # bytes of a file's own name that its temporary name repeats
-MAX_NOTES = 1 << 26  # bytes
-PATIENCE, OFTEN = 2.0, 0.02  # seconds that others may take to remove something; between two looks
+ATTEMPTS = 5  # others tidy up: a directory may be gone before it is locked
+_PART = re.compile(r"\..*\.[0-9a-f]{16}\.part", re.DOTALL)
+_OWN = dict[Path, Any]()  # this process's directories, and their locks
 
 
 @contextmanager
@@ -35,22 +32,33 @@ def temporary_file(path: Path) -> Iterator[Path]:
     Raises OSError if it cannot be made.
     """
     path = Path(os.path.realpath(path))  # a link stays one: its target is what is replaced
-    with _made(path.parent, f".{os.fsdecode(os.fsencode(path.name)[:LONGEST])}.", ".part") as made:
-        yield made
+    name = os.fsdecode(os.fsencode(path.name)[:LONGEST])
+    part = path.with_name(f".{name}.{os.urandom(8).hex()}.part")
+    with ExitStack() as stack:
+        with suppress(OSError):  # no place for a note: nobody will know of the file
+            note = stack.enter_context(temporary_directory()) / "note"
+            note.write_bytes(os.fsencode(part))
+        part.open("xb").close()
+        try:
+            yield part
+        finally:
+            with suppress(OSError):  # Windows removes no file that is open
+                _remove_file(part)
 
 
 @contextmanager
-def temporary_directory(parent: Path | None = None) -> Iterator[Path]:
-    """A new directory in TMPDIR, or in ``parent``, that nobody else can read, gone at the end.
-
-    Raises OSError if it cannot be made.
-    """
-    with _made(Path(os.path.realpath(parent)) if parent else temporary_place(), PREFIX, "") as made:
-        yield made
+def temporary_directory() -> Iterator[Path]:
+    """A new directory in TMPDIR that nobody else can read, gone at the end. Raises OSError if it cannot be made."""
+    folder, lock = _locked_directory()
+    _OWN[folder] = lock
+    try:
+        yield folder
+    finally:
+        _end(folder)
 
 
 def temporary_place() -> Path:
-    """Where scratch directories are made: TMPDIR, or TEMP on Windows."""
+    """Where temporary directories are made: TMPDIR, or TEMP on Windows."""
     return Path(os.path.realpath(os.environ.get("TMPDIR") or os.environ.get("TEMP") or "/tmp"))  # noqa: S108
 
 
@@ -67,170 +75,41 @@ def cache_directory() -> Path | None:
 
 def is_private(place: Path) -> bool:
     """Whether a directory, and no link to one, is this user's, and no other can write in it. Raises OSError."""
-    about = os.lstat(place)
     others = 0 if sys.platform == "win32" else 0o022  # there a profile is its user's alone, which no mode says
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == _user() and not about.st_mode & others
+    return _is_own(place) and not place.lstat().st_mode & others
 
 
 def sweep() -> None:
     """Remove what dead processes of this user left on this machine. What cannot be removed is tried again next time."""
-    for place in _places():
-        with suppress(OSError):
-            for folder in place.glob(f"{_host()}-*") if is_private(place) else ():
-                with suppress(OSError, ImportError):
-                    _sweep_one(folder)
-            place.rmdir()  # where nothing is left in it
+    with suppress(OSError):
+        for folder in temporary_place().glob(f"{_prefix()}????????"):
+            with suppress(OSError, ImportError):
+                if _is_own(folder) and (lock := _lock(folder)) is not None:
+                    lock.release()
+                    _remove(folder)
 
 
 def remove_own() -> None:
     """Remove what this process has made: for one that must go without unwinding."""
-    run = _own().run
-    if run is not None and _are_gone(run.token, run.parents):
-        run.end()
+    for folder in list(_OWN):
+        _end(folder)
 
 
-@contextmanager
-def _made(parent: Path, before: str, after: str) -> Iterator[Path]:
-    """A new file (``after``: its ending) or directory; where it will be is noted before."""
-    run, number = _joined(parent)
-    path = parent / f"{before}{run.token}-{number}{after}"
-    try:
-        path.open("xb").close() if after else path.mkdir(0o700)
-        yield path
-    finally:
-        if _is_gone(path):
-            _left(run)
+def _locked_directory() -> tuple[Path, Any]:
+    """A new directory and its lock; None where there are no locks, for one whose name no sweep knows."""
+    for _ in range(ATTEMPTS):
+        folder = Path(mkdtemp(prefix=_prefix(), dir=temporary_place()))
+        with suppress(OSError, ImportError):  # ImportError: a runner started this where nothing is installed
+            if (lock := _lock(folder)) is not None:
+                return folder, lock
+        shutil.rmtree(folder, ignore_errors=True)
+    return Path(mkdtemp(prefix=PREFIX, dir=temporary_place())), None
 
 
-def noted() -> tuple[str, list[str]] | None:
-    """Where it is noted what this process has made so far, and where that lies: for ``remove_again``. None: nowhere."""
-    run = _own().run
-    return None if run is None or run.folder is None else (str(run.folder), [*map(str, run.parents)])
-
-
-def remove_again(folder: str, parents: Iterable[str]) -> None:
-    """Remove what was made in the name of a dead process after others had removed all that is noted in ``folder``."""
-    notes, until = Path(folder), time.monotonic() + PATIENCE
-    while notes.exists() and time.monotonic() < until:  # others are at it
-        time.sleep(OFTEN)
-        sweep()
-    if not notes.exists():
-        _are_gone(_token(notes), map(Path, parents))
-
-
-def _is_gone(path: Path) -> bool:
-    """Remove a file or a directory, no other thing that has taken its place -> whether nothing of it is left."""
-    try:
-        mode = path.lstat().st_mode
-        if stat.S_ISDIR(mode):
-            shutil.rmtree(path)
-        elif stat.S_ISREG(mode):
-            path.unlink()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
-    return True
-
-
-def _are_gone(token: str, parents: Iterable[Path]) -> bool:
-    """Remove what bears a token in some directories -> whether nothing of it is left."""
-    form = re.compile(rf"({re.escape(PREFIX)}{token}-\d+|\..*\.{token}-\d+\.part)", re.DOTALL)
-    try:
-        found = [
-            path for parent in parents if parent.is_dir() for path in parent.iterdir() if form.fullmatch(path.name)
-        ]
-    except OSError:
-        return False
-    return [_is_gone(path) for path in found].count(False) == 0
-
-
-# -- the directory of a process --------------------------------------------------------------------
-
-
-class _Run:
-    """What a process has made, and its directory with the lock; without one nobody will know of it."""
-
-    def __init__(self, folder: Path | None = None, lock: Any = None) -> None:
-        self.folder, self.lock = folder, lock
-        self.token = _token(folder) if folder is not None else os.urandom(8).hex()
-        self.parents, self.number, self.there = set[Path](), 0, 0
-
-    def note(self, parent: Path) -> None:
-        """Say where something will be; no room for words: it may have some yet."""
-        if parent not in self.parents and self.folder is not None:
-            with suppress(OSError), (self.folder / "made_in").open("a", encoding="ascii") as file:
-                file.write(json.dumps(str(parent)) + "\n")
-        self.parents.add(parent)
-
-    def end(self) -> None:
-        if self.folder is not None:
-            _remove(self.folder, self.lock)
-            with suppress(OSError):
-                self.folder.parent.rmdir()  # where nobody else has one
-
-
-class _Process:
-    """The run of one process: a fork has no part in its parent's."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.run: _Run | None = None
-
-
-_PROCESSES = dict[int, _Process]()
-
-
-def _own() -> _Process:
-    return _PROCESSES.setdefault(os.getpid(), _Process())
-
-
-def _joined(parent: Path) -> tuple[_Run, int]:
-    """This process's run, of which one more thing will be there, and its number."""
-    own = _own()
-    with own.lock:
-        run = own.run = own.run or _begun() or _Run()
-        run.note(parent)
-        run.number, run.there = run.number + 1, run.there + 1
-        return run, run.number
-
-
-def _left(run: _Run) -> None:
-    """One thing less is there; with the last of them the run ends."""
-    own = _own()
-    with own.lock:
-        run.there -= 1
-        if not run.there and own.run is run:
-            own.run = None
-            run.end()
-
-
-def _begun() -> _Run | None:
-    """A new run, in the first place that takes its directory."""
-    for place in _places():
-        for _ in range(5):  # others tidy up: a directory may be gone the moment it was made
-            with suppress(OSError, ImportError):
-                place.mkdir(0o700, parents=place.parent != temporary_place(), exist_ok=True)
-                folder = place / f"{_host()}-{os.urandom(8).hex()}"
-                lock = _locked(folder) if is_private(place) else None
-                if lock is not None:
-                    return _Run(folder, lock)
-    return None
-
-
-def _places() -> Iterator[Path]:
-    """Where the directories of runs are, best first."""
-    cache = cache_directory()
-    if cache is not None:
-        yield cache / "runs"
-    yield temporary_place() / f"{PREFIX}{_user()}"
-
-
-def _locked(folder: Path) -> Any:
-    """The lock of a run's directory, which is made if need be; None where a living process has it."""
+def _lock(folder: Path) -> Any:
+    """The lock of a directory; None where a living process has it."""
     from filelock import FileLock, Timeout
 
-    folder.mkdir(0o700, exist_ok=True)
     lock = FileLock(folder / "lock", thread_local=False)
     with suppress(Timeout):
         lock.acquire(timeout=0)
@@ -240,48 +119,40 @@ def _locked(folder: Path) -> Any:
     return None
 
 
-def _sweep_one(folder: Path) -> None:
-    """Remove what a process has left, and its directory, if it is dead."""
-    lock = _locked(folder)
-    if lock is not None:
-        if _are_gone(_token(folder), _noted(folder / "made_in")):
-            _remove(folder, lock)
-        else:
-            lock.release()
-
-
-def _noted(notes: Path) -> Iterator[Path]:
-    """The directories that are noted. The last line may be cut."""
-    with suppress(FileNotFoundError), notes.open("rb") as file:  # it died before it made anything
-        for line in file.read(MAX_NOTES).splitlines():
-            with suppress(ValueError, TypeError, RecursionError):
-                yield Path(json.loads(line))
-
-
-def _remove(folder: Path, lock: Any) -> None:
-    """Remove a run's directory and let go of it."""
+def _end(folder: Path) -> None:
+    """Let go of a directory and remove it; what cannot be removed yet is tried again by ``remove_own``."""
+    if (lock := _OWN.get(folder)) is not None:
+        lock.release()
     with suppress(OSError):
-        (folder / "made_in").unlink(missing_ok=True)
-        try:
-            (folder / "lock").unlink()
-        except PermissionError:  # Windows removes no file that is open
-            lock.release()
-            (folder / "lock").unlink()
-        folder.rmdir()
-    lock.release()
+        _remove(folder)
+    if not folder.exists():
+        _OWN.pop(folder, None)
 
 
-def _token(folder: Path) -> str:
-    return folder.name.rpartition("-")[2]
+def _remove(folder: Path) -> None:
+    """Remove a directory, and before it the file that it has a note of, if nobody else can have written that."""
+    with suppress(FileNotFoundError):
+        part = Path(os.fsdecode((folder / "note").read_bytes()))
+        if is_private(folder) and _PART.fullmatch(part.name):  # it may be cut
+            _remove_file(part)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _user() -> int:
-    """The user's number; on Windows, where users have none, 0, as that of every file's owner is."""
-    return int(getattr(os, "geteuid", int)())
+def _remove_file(path: Path) -> None:
+    """Remove a file, and no other thing that has taken its place. Raises OSError."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if stat.S_ISREG(path.lstat().st_mode):
+            path.unlink()
 
 
-def _host() -> str:
-    """This machine's name: a home may be that of several."""
+def _is_own(place: Path) -> bool:
+    """Whether a directory, and no link to one, is this user's; on Windows, where users have no number, all are."""
+    about = place.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == getattr(os, "geteuid", int)()
+
+
+def _prefix() -> str:
+    """What begins the names on this machine: others may have the same TMPDIR."""
     import platform
 
-    return re.sub(r"\W", "_", platform.node())
+    return PREFIX + re.sub(r"\W", "_", platform.node()) + "-"

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 # They ask a command to stop: Ctrl-C, a polite kill, a closed terminal; Ctrl-Break on Windows.
 SIGNALS: tuple[int, ...] = tuple(
@@ -22,6 +21,9 @@ SIGNALS: tuple[int, ...] = tuple(
 )
 PATIENCE = 2.0  # seconds that stopping may take
 SOON = 0.01  # seconds
+_waiting = list[int]()  # signals that nothing was done about yet
+_hearers = list[Callable[[int], object]]()  # the last of them is given each signal
+_last = [-math.inf]  # when a command was stopped
 
 
 class Stopped(BaseException):
@@ -32,79 +34,32 @@ class Stopped(BaseException):
         self.number = number
 
 
-class _Listener:
-    """Raises Stopped where a signal finds the command, later if it is held there, and again where that was lost.
-
-    Those that are ``passed`` on stop nothing.
-    """
-
-    def __init__(self) -> None:
-        self.passed: Callable[[int], None] | None = None
-        self.last = -math.inf
-        self.holds = 0
-        self.waiting: int | None = None
-
-    def listen(self) -> None:
-        """Hear the signals, except those that the command was started to ignore (nohup): they wait until ``heeded``."""
-        self.last, self.holds, self.waiting = -math.inf, 1, None
-        sys.unraisablehook = self.repeat
-        for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self.stop)
-
-    def stop(self, number: int, _frame: FrameType | None = None) -> None:
-        if self.passed is not None:
-            self.passed(number)
-            return
-        if self.holds:
-            self.waiting = number
-            return
-        before, self.last = self.last, time.monotonic()
-        if self.last - before > PATIENCE:  # a second signal must not interrupt the cleaning up
-            raise Stopped(number)
-
-    def repeat(self, lost: sys.UnraisableHookArgs) -> None:
-        """Python prints, and drops, what is raised in a destructor or while a module's lock is let go."""
-        if isinstance(lost.exc_value, Stopped):
-            self.last = -math.inf
-            threading.Timer(SOON, _send, (lost.exc_value.number,)).start()
-        else:
-            sys.__unraisablehook__(lost)
-
-    def let_go(self) -> None:
-        self.holds -= 1
-        if not self.holds and self.waiting is not None:
-            number, self.waiting = self.waiting, None
-            self.stop(number)
+def listen() -> None:
+    """Hear the signals, except those that the command was started to ignore (nohup): they wait until ``heeded``."""
+    _waiting.clear()
+    _hearers[:], _last[:] = [_waiting.append], [-math.inf]
+    sys.unraisablehook = _repeat
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: _hearers[-1](number))
 
 
-def _send(number: int) -> None:
-    """A signal to this process; on Windows a kill would end it, whatever the signal."""
-    _thread.interrupt_main(signal.Signals(number)) if sys.platform == "win32" else os.kill(os.getpid(), number)
-
-
-_listener = _Listener()
-listen = _listener.listen
+@contextmanager
+def passed_on(to: Callable[[int], object]) -> Iterator[None]:
+    """Signals are told to somebody else in this, and stop nothing."""
+    _hearers.append(to)
+    try:
+        yield
+    finally:
+        _hearers.pop()
 
 
 @contextmanager
 def heeded() -> Iterator[None]:
     """Signals stop what is done in this, and nothing outside of it."""
-    _listener.let_go()
-    try:
+    with passed_on(_stop):
+        _hear_waiting()
         yield
-    finally:
-        _listener.holds += 1
-
-
-@contextmanager
-def passed_on(to: Callable[[int], None]) -> Iterator[None]:
-    """Signals are told to somebody else in this, and stop nothing."""
-    before, _listener.passed = _listener.passed, to
-    try:
-        yield
-    finally:
-        _listener.passed = before
 
 
 @contextmanager
@@ -113,8 +68,36 @@ def held() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _listener.holds += 1
     try:
-        yield
+        with passed_on(_waiting.append):
+            yield
     finally:
-        _listener.let_go()
+        _hear_waiting()
+
+
+def _hear_waiting() -> None:
+    """Give a signal that waited to whoever hears it now."""
+    if _waiting and _hearers:
+        number = _waiting[-1]
+        _waiting.clear()
+        _hearers[-1](number)
+
+
+def _stop(number: int) -> None:
+    before, _last[0] = _last[0], time.monotonic()
+    if _last[0] - before > PATIENCE:  # a second signal must not interrupt the cleaning up
+        raise Stopped(number)
+
+
+def _repeat(lost: sys.UnraisableHookArgs) -> None:
+    """Stop again: Python prints, and drops, what is raised in a destructor or while a module's lock is let go."""
+    if isinstance(lost.exc_value, Stopped):
+        _last[0] = -math.inf
+        threading.Timer(SOON, _send, (lost.exc_value.number,)).start()
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def _send(number: int) -> None:
+    """Send a signal to this process; on Windows a kill would end it, whatever the signal."""
+    _thread.interrupt_main(signal.Signals(number)) if sys.platform == "win32" else os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""Starts and ends a supervisor (supervisor.py), and with it a foreign command and all of its processes."""
+"""A foreign command: its supervisor (supervisor.py) ends it with all of its processes, at the latest with this one."""
 
 from __future__ import annotations
 
@@ -7,60 +7,91 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 from llamadiff.system import python_child
-from llamadiff.system.started import Process, kill, start
-from llamadiff.system.stops import passed_on
-from llamadiff.system.supervisor import PATIENCE
+from llamadiff.system.stale_files import temporary_directory
+from llamadiff.system.started import APART, Process, kill, start
+
+PATIENCE = 10.0  # seconds that a supervisor may take to end a command
+SOON = 0.01  # seconds
 
 
-def end(supervisor: Process) -> None:
-    """Give it the time to end the command's processes."""
-    assert supervisor.stdin is not None
-    with suppress(BrokenPipeError):
-        supervisor.stdin.close()
-    with suppress(subprocess.TimeoutExpired):
-        supervisor.wait(2 * PATIENCE)
-    kill(supervisor)
+class Supervised:
+    """A command that runs; ``supervisor`` is the process that has its streams, and ends after it."""
 
-
-class Program:
-    """A program of the user's: its streams, its terminal and its signals are those of this process."""
-
-    def __init__(self, supervisor: Process) -> None:
-        self._supervisor = supervisor
+    def __init__(self, supervisor: Process, folder: Path) -> None:
+        self.supervisor, self._folder = supervisor, folder
 
     @property
     def runs(self) -> bool:
-        return self._supervisor.poll() is None
+        return self.supervisor.poll() is None
 
     def wait(self, seconds: float) -> None:
         """Until it has ended, but no longer than so."""
         with suppress(subprocess.TimeoutExpired):
-            self._supervisor.wait(seconds)
+            self.supervisor.wait(seconds)
 
     def stop(self) -> None:
         """End it; from any thread."""
-        assert self._supervisor.stdin is not None
         with suppress(OSError):
-            self._supervisor.stdin.close()
+            (self._folder / "request").unlink()
 
-    def answer(self) -> dict[str, object]:
-        """Its return code, or why it could not be run; empty if its supervisor was killed."""
-        assert self._supervisor.stdout is not None
-        said: dict[str, object] = json.loads(self._supervisor.stdout.read() or "{}")
-        return said
+    def answer(self) -> dict[str, Any]:
+        """Its return ``code``, or an ``error``: why it could not be run; empty if its supervisor was killed."""
+        with suppress(OSError, ValueError):
+            answer: dict[str, Any] = json.loads((self._folder / "answer").read_bytes())
+            return answer
+        return {}
 
-    def told(self, number: int) -> None:
-        """A signal that this process got; one from the terminal it has got by itself."""
-        assert self._supervisor.stdin is not None
+    def send(self, number: int) -> None:
+        """Pass on a signal that this process got; one from the terminal it has got by itself."""
         if number == signal.SIGINT and _is_in_foreground():
             return
-        with suppress(BrokenPipeError, ValueError):
-            self._supervisor.stdin.write(f"{number}\n".encode())
-            self._supervisor.stdin.flush()
+        until = time.monotonic() + PATIENCE
+        while self.runs and time.monotonic() < until:
+            with suppress(OSError, ValueError):  # it has not begun
+                os.kill(int((self._folder / "command").read_bytes()), number)
+                return
+            time.sleep(SOON)
+
+    def end(self) -> None:
+        """End it, and wait for that."""
+        self.stop()
+        self.wait(PATIENCE)
+        kill(self.supervisor)
+
+
+@contextmanager
+def supervised(
+    arguments: Sequence[str], streams: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Supervised]:
+    """Run a command that lives no longer than this, with more in its ``environment``.
+
+    One that is given ``streams`` (as Popen is) is out of the terminal's reach; else both are this process's. Raises
+    OSError for a TMPDIR that cannot be written.
+    """
+    with temporary_directory() as folder:
+        request = {"arguments": [*arguments], "environment": {**(environment or {})}, "is_apart": streams is not None,
+                   "waiting": os.getpid()}  # fmt: skip
+        (folder / "request").write_text(json.dumps(request), "utf-8")
+        process = start(
+            python_child.command("llamadiff.system.supervisor", str(folder)),
+            lambda process: Supervised(process, folder).end(), **({} if streams is None else {**streams, **APART}),
+        )  # fmt: skip
+        running = Supervised(process, folder)
+        try:
+            yield running
+        finally:
+            running.end()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with suppress(BrokenPipeError):
+                        stream.close()
 
 
 def _is_in_foreground() -> bool:
@@ -73,30 +104,3 @@ def _is_in_foreground() -> bool:
             finally:
                 os.close(terminal)
     return False
-
-
-@contextmanager
-def program(arguments: Sequence[str], environment: Mapping[str, str]) -> Iterator[Program]:
-    """Run a program with more in its ``environment``: signals are its own, and it lives no longer than this."""
-    streams = [os.dup(number) for number in range(3)]
-    request = {"arguments": list(arguments), "streams": streams, "environment": dict(environment)}
-    try:
-        supervisor = start(
-            python_child.command("llamadiff.system.supervisor"), end,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=streams,
-        )  # fmt: skip
-    finally:
-        for number in streams:
-            os.close(number)
-    assert supervisor.stdin is not None
-    assert supervisor.stdout is not None
-    running = Program(supervisor)
-    try:
-        with suppress(BrokenPipeError):
-            supervisor.stdin.write(json.dumps(request).encode() + b"\n")
-            supervisor.stdin.flush()
-        with passed_on(running.told):
-            yield running
-    finally:
-        end(supervisor)
-        supervisor.stdout.close()

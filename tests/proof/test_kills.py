@@ -7,7 +7,6 @@ import os
 import random
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -45,14 +44,14 @@ for i in range(40):
 
 
 class Place:
-    """A folder in which commands are started, with a TMPDIR and a cache of its own; the first marks its processes."""
+    """A folder in which commands are started, with a TMPDIR of its own, which marks its processes."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.temporary, self.cache = folder, folder / "tmp", folder / "cache"
+        self.folder, self.temporary = folder, folder / "tmp"
         self.temporary.mkdir()
         small.write_model(folder / "m.gguf")
         (folder / "engine.py").write_text(ENGINE, encoding="utf-8")
-        self.environment = {**os.environ, "TMPDIR": str(self.temporary), "XDG_CACHE_HOME": str(self.cache)}
+        self.environment = {**os.environ, "TMPDIR": str(self.temporary), "XDG_CACHE_HOME": str(folder / "cache")}
         self.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "reference")])
 
     def start(self, *arguments: str, **options: object) -> subprocess.Popen[bytes]:
@@ -68,13 +67,7 @@ class Place:
 
     def left(self) -> list[str]:
         """Whatever commands left behind."""
-        runs = self.cache / "llamadiff" / "runs"
-        return [
-            *(str(path) for path in self.temporary.iterdir()),
-            *self.parts(),
-            *(str(path) for path in (runs.iterdir() if runs.exists() else ())),
-            *processes_of(self.temporary),
-        ]
+        return [*map(str, self.temporary.iterdir()), *self.parts(), *processes_of(self.temporary)]
 
     def wait_until_quiet(self) -> None:
         """Until what the dead had started has noticed."""
@@ -113,7 +106,7 @@ def test_kills_leave_nothing_after_the_next_start(place: Place) -> None:
 
 
 def test_a_candidate_that_writes_on_while_others_sweep_leaves_nothing(place: Place) -> None:
-    """Whoever sweeps first removes the folder in which it writes, and the note of it; it makes the folder again."""
+    """Whoever sweeps first removes the folder in which it writes; it makes the folder again."""
     (place.folder / "engine.py").write_text(
         "import os, sys, time\nwhile True:\n    os.makedirs(sys.argv[1], exist_ok=True)\n    time.sleep(0.1)\n",
         encoding="utf-8",
@@ -123,9 +116,7 @@ def test_a_candidate_that_writes_on_while_others_sweep_leaves_nothing(place: Pla
     (supervisor,) = (int(line.split()[0]) for line in processes_of(place.temporary, "llamadiff.system.supervisor"))
     os.kill(supervisor, signal.SIGSTOP)
     kill(child)
-    runs = place.cache / "llamadiff" / "runs"
-    eventually(lambda: not runs.exists() or not any(runs.iterdir()))
-    eventually(lambda: any(place.temporary.iterdir()))  # it was made again
+    eventually(lambda: [path for path in place.temporary.iterdir() if not (path / "lock").exists()])  # made again
     os.kill(supervisor, signal.SIGCONT)
     check_nothing_is_left_after_the_next_start(place)
 
@@ -341,6 +332,11 @@ class Dead:
         assert self.file.exists()
         assert self.folder.is_dir()
 
+    def note(self) -> Path:
+        """Where it says that it made the file."""
+        (note,) = self.folder.parent.glob("*/note")
+        return note
+
     def check_precious(self) -> None:
         assert (self.precious / "work").read_text("utf-8") == "years of it"
 
@@ -374,11 +370,10 @@ def test_a_living_process_is_left_alone(place: Place) -> None:
 
 def test_what_only_looks_alike_is_left_alone(place: Place) -> None:
     dead = Dead(place)
-    token = dead.folder.name.removeprefix("llamadiff-").partition("-")[0]
-    alike = [place.folder / name for name in (".t.safetensors.1234.part", f"u.{token}-9.part", "t.safetensors.part")]
-    folders = [
-        place.temporary / name for name in ("llamadiff-x", f"llamadiff-{token}-x", "llamadiff-0123456789abcdef-1")
-    ]
+    prefix, _, token = dead.folder.name.rpartition("-")
+    part = f".t.safetensors.{'0' * 16}.part"  # nobody's: no note names it
+    alike = [place.folder / name for name in (part, ".t.safetensors.1234.part", "t.safetensors.part")]
+    folders = [place.temporary / name for name in (f"llamadiff-{token}", f"{prefix}-{token}-1", f"elsewhere-{token}")]
     for path in alike:
         path.write_text("another's", encoding="utf-8")
     for path in folders:
@@ -390,67 +385,67 @@ def test_what_only_looks_alike_is_left_alone(place: Place) -> None:
 
 def test_what_has_taken_the_place_of_litter_is_left_alone(place: Place) -> None:
     dead = Dead(place)
-    shutil.rmtree(dead.folder)
-    dead.folder.symlink_to(dead.precious)
     kept = dead.file.with_name("kept")
     dead.file.rename(kept)
     dead.file.symlink_to(kept)
     next_start(place)
-    assert dead.folder.is_symlink()
     assert dead.file.is_symlink()
     assert kept.read_text("utf-8") == "half of it"
+    dead.folder.symlink_to(dead.precious)
+    next_start(place)
+    assert dead.folder.is_symlink()
     dead.check_precious()
 
 
-def test_notes_may_name_nothing_but_their_own(place: Place) -> None:
+@pytest.mark.parametrize("said", ["precious", "precious/work", "\0", "", "cut"])
+def test_a_note_may_name_nothing_but_a_temporary_file(said: str, place: Place) -> None:
     dead = Dead(place)
-    (folder,) = (place.cache / "llamadiff" / "runs").iterdir()
-    with (folder / "made_in").open("a", encoding="utf-8") as file:
-        file.write(f'"{dead.precious}"\n"{dead.precious}/work"\n"\\u0000"\n7\n[]\nnonsense\n"cut')
+    note = dead.note()
+    cut = note.read_bytes()[:-6]
+    Path(os.fsdecode(cut)).write_text("another's", encoding="utf-8")
+    note.write_bytes(cut if said == "cut" else os.fsencode(place.folder / said))
     next_start(place)
-    assert not dead.folder.exists()
-    assert not folder.exists()
+    assert not list(place.temporary.iterdir())
+    assert Path(os.fsdecode(cut)).exists()
     dead.check_precious()
 
 
 def test_what_another_machine_left_is_left_alone(place: Place) -> None:
     dead = Dead(place)
-    (folder,) = (place.cache / "llamadiff" / "runs").iterdir()
-    theirs = folder.rename(folder.with_name(f"elsewhere-{folder.name.rpartition('-')[2]}"))
+    token = dead.folder.name.rpartition("-")[2]
+    theirs = dead.folder.rename(place.temporary / f"llamadiff-elsewhere-{token}")
     next_start(place)
-    assert dead.folder.is_dir()
-    assert theirs.exists()
+    assert (theirs / "big").exists()
 
 
 @pytest.mark.parametrize("planted", ["a link", "open to all"])
-def test_notes_that_others_may_have_written_are_not_read(planted: str, place: Place) -> None:
+def test_a_note_that_others_may_have_written_is_not_read(planted: str, place: Place) -> None:
     dead = Dead(place)
-    runs = place.cache / "llamadiff" / "runs"
-    shared = place.temporary / f"llamadiff-{os.geteuid()}"
+    folder = dead.note().parent
     if planted == "a link":
-        runs.rename(place.folder / "elsewhere")
-        runs.symlink_to(place.folder / "elsewhere")
-        shared.symlink_to(place.folder / "elsewhere")
+        folder.symlink_to(folder.rename(place.folder / "elsewhere"))
     else:
-        runs.chmod(0o777)
+        folder.chmod(0o777)
+    next_start(place)
+    assert dead.file.exists()
+    assert (place.folder / "elsewhere" / "note").exists() == (planted == "a link")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="root can give files away")
+def test_what_is_anothers_is_left_alone(place: Place) -> None:
+    dead = Dead(place)
+    os.chown(dead.folder, 12345, 12345)
+    os.chown(dead.note().parent, 12345, 12345)
     next_start(place)
     assert dead.folder.is_dir()
-
-
-def test_without_a_cache_notes_are_kept_in_tmpdir(place: Place) -> None:
-    place.environment["XDG_CACHE_HOME"] = "/dev/null/none"
-    dead = Dead(place)
-    assert (place.temporary / f"llamadiff-{os.geteuid()}").stat().st_mode & 0o777 == 0o700
-    next_start(place)
-    assert not dead.file.exists()
-    assert not list(place.temporary.iterdir())
+    assert dead.file.exists()
 
 
 def test_without_any_place_for_notes_work_goes_on(place: Place) -> None:
-    place.environment["XDG_CACHE_HOME"] = "/dev/null/none"
-    (place.temporary / f"llamadiff-{os.geteuid()}").write_text("in the way", encoding="utf-8")
-    assert place.start("compare", "m.gguf", *IDS, "-o", "kept/").wait(ENOUGH) == 0
-    assert [path.name for path in place.temporary.iterdir()] == [f"llamadiff-{os.geteuid()}"]
+    place.environment["TMPDIR"] = "/dev/null/none"
+    words = ("capture", "m.gguf", *IDS, "-o", "t.safetensors")
+    assert place.start(*words).wait(ENOUGH) == 0
+    assert (place.folder / "t.safetensors").exists()
     assert not list(place.parts())
 
 

@@ -73,11 +73,7 @@ class Elsewhere:
 
     def left(self) -> list[str]:
         """Processes, and what should have been for the time being."""
-        runs = [*(self.folder / "cache" / "llamadiff").glob("runs/*")]
-        return [
-            *processes_of(self.temporary),
-            *map(str, (*self.temporary.iterdir(), *runs, *self.folder.rglob("*.part"))),
-        ]
+        return [*processes_of(self.temporary), *map(str, (*self.temporary.iterdir(), *self.folder.rglob("*.part")))]
 
 
 def named_as_there(folder: Path, system: str) -> Path:

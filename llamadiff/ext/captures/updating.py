@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import metrics
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target, unwritten
-from llamadiff.system.stale_files import temporary_directory
+from llamadiff.system.stale_files import temporary_file
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
@@ -35,8 +34,7 @@ def update(path: Path, model: Path | None, how: How, force: bool = False) -> Cha
     if before.info.producer.get("name") != "llama.cpp":
         raise UserError(f"{path}: was recorded by {before.info.producer.get('name') or 'somebody unnamed'}, "
                         "not by llama.cpp; only llama.cpp's captures are recorded anew")  # fmt: skip
-    with ExitStack() as stack:
-        fresh = stack.enter_context(temporary_directory(path.parent)) / path.name
+    with temporary_file(path) as fresh:
         own, is_sketch = model or model_of(path, before), before.sketch is not None
         if not force:
             _check_model(path, before.info, own)

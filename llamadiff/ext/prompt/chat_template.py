@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from llamadiff.system import python_child
@@ -26,6 +28,7 @@ MAX_RENDERED = 1 << 20
 SECONDS = 10  # that rendering may take
 CPU_SECONDS = 2  # of which so many at work: a busy machine makes the first longer, not the second
 MEMORY = 1 << 30  # bytes
+OFTEN = 0.02  # seconds between two looks at what it takes
 
 
 def render(model: ModelFile, prompt: str, system: str | None = None) -> str:
@@ -54,14 +57,25 @@ def render(model: ModelFile, prompt: str, system: str | None = None) -> str:
 
 def answer_of(module: str, request: Mapping[str, Any], seconds: float, at_work: float) -> dict[str, Any]:
     """What a module's ``main`` answers in a child process; or what became of it, as ``error``."""
-    try:
-        code, said = python_child.within(
-            python_child.command(module), json.dumps(request).encode(), seconds, at_work, MEMORY
-        )
-    except python_child.TakesTooMuchError as error:
-        return {"error": f"takes more than {error}"}
-    if code != 0:
-        return {"error": f"ends the process that renders it (code {code})"}
+    until = time.monotonic() + seconds
+    with python_child.nameless_file() as file:
+        file.write(json.dumps(request).encode())
+        file.seek(0)
+        process = Popen(python_child.command(module), stdin=file, stdout=PIPE, stderr=DEVNULL)  # noqa: S603
+    with process:
+        while True:
+            try:
+                said, _ = process.communicate(timeout=OFTEN)
+                break
+            except TimeoutExpired:
+                pass
+            memory, computed = python_child.taken_by(process.pid)
+            if memory > MEMORY or computed > at_work or time.monotonic() > until:
+                process.kill()
+                words = f"{at_work:g} s of computation" if computed > at_work else f"{seconds:g} s"
+                return {"error": f"takes more than {f'{MEMORY >> 20} MiB of memory' if memory > MEMORY else words}"}
+    if process.returncode != 0:
+        return {"error": f"ends the process that renders it (code {process.returncode})"}
     answer: dict[str, Any] = json.loads(said)
     return answer
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
+from subprocess import PIPE
 from threading import Thread
 from typing import Any
 
-from llamadiff.candidates.command import supervised, tail_of, words_of
+from llamadiff.candidates.command import tail_of, words_of
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system.errors import UserError
 from llamadiff.system.python_child import how_it_ended
-from llamadiff.system.started import Process
-from llamadiff.system.supervisor import END
+from llamadiff.system.supervised import Supervised, supervised
 from llamadiff.trace.stated import parse_json, reason
 
 PATIENCE = 60.0  # seconds that one answer may take
@@ -26,11 +26,12 @@ AHEAD = 4096  # answers that wait to be read
 class Talker:
     """What a command answers. Raises UserError where it says nothing, dies, says too much, or what is no JSON."""
 
-    def __init__(self, name: str, supervisor: Process, log: Path, patience: float) -> None:
+    def __init__(self, name: str, command: Supervised, log: Path, patience: float) -> None:
         self.name, self.log, self.patience = name, log, patience
-        self._supervisor = supervisor
-        self._lines = Queue[bytes](AHEAD)
-        Thread(target=self._listen, daemon=True).start()
+        self._command = command
+        self._asked, self._lines = Queue[bytes](), Queue[bytes](AHEAD)
+        for work in (self._ask, self._listen):
+            Thread(target=work, daemon=True).start()
 
     def __call__(self, value: Any) -> Any:
         """The answer to one value."""
@@ -38,11 +39,8 @@ class Talker:
 
     def all(self, values: Iterable[Any]) -> Iterator[Any]:
         """The answers to some, in their order; it is told all of them before."""
-        assert self._supervisor.stdin is not None
         asked = [json.dumps(value) for value in values]
-        with suppress(OSError):  # it is gone: what it said last is still to be read
-            self._supervisor.stdin.write("".join(f"{line}\n" for line in asked).encode())
-            self._supervisor.stdin.flush()
+        self._asked.put("".join(f"{line}\n" for line in asked).encode())
         for line in asked:
             yield self._answer(line)
 
@@ -51,9 +49,9 @@ class Talker:
             line = self._lines.get(timeout=self.patience)
         except Empty:
             raise self._fault(f"did not answer {_short(asked)} within {self.patience:g} s") from None
-        if line.startswith(END) or not line:
-            raise self._fault(f"{self._end(line)} before it answered {_short(asked)}{tail_of(self.log)}")
-        if not line.endswith(b"\n"):
+        if not line:
+            raise self._fault(f"{self._end()} before it answered {_short(asked)}{tail_of(self.log)}")
+        if len(line) == MAX_LINE and not line.endswith(b"\n"):
             raise self._fault(f"answers {_short(asked)} with more than {MAX_LINE >> 20} MiB on one line")
         try:
             return parse_json(line)
@@ -64,18 +62,28 @@ class Talker:
                 "a line, and nothing else there"
             ) from None
 
+    def _ask(self) -> None:
+        """Tell it what it is asked, as fast as it reads that."""
+        stream = self._command.supervisor.stdin
+        assert stream is not None
+        with suppress(OSError, ValueError):  # it is gone, or does not listen: what it says is still to be read
+            while True:
+                stream.write(self._asked.get())
+                stream.flush()
+
     def _listen(self) -> None:
-        assert self._supervisor.stdout is not None
+        stream = self._command.supervisor.stdout
+        assert stream is not None
         with suppress(OSError, ValueError):  # it was closed
-            while line := self._supervisor.stdout.readline(MAX_LINE):
+            while line := stream.readline(MAX_LINE):
                 self._lines.put(line)
         self._lines.put(b"")
 
-    def _end(self, line: bytes) -> str:
-        with suppress(ValueError, KeyError):
-            answer = json.loads(line[len(END) :])
-            return f"cannot be run ({answer['error']})" if "error" in answer else how_it_ended(answer["code"])
-        return "its supervising process ended"
+    def _end(self) -> str:
+        answer = self._command.answer()
+        if "error" in answer:
+            return f"cannot be run ({answer['error']})"
+        return how_it_ended(answer["code"]) if "code" in answer else "its supervising process ended"
 
     def _fault(self, what: str) -> UserError:
         return UserError(f"{self.name}: {what}")
@@ -88,7 +96,8 @@ def talking(spec: str, patience: float = PATIENCE) -> Iterator[Talker]:
     with ExitStack() as stack:
         log = Path(stack.enter_context(scratch_directory())) / "log"
         output = stack.enter_context(log.open("wb"))
-        yield Talker(words[0], stack.enter_context(supervised(words, output, talks=True)), log, patience)
+        command = stack.enter_context(supervised(words, {"stdin": PIPE, "stdout": PIPE, "stderr": output}))
+        yield Talker(words[0], command, log, patience)
 
 
 def _short(text: str) -> str:

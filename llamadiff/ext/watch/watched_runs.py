@@ -21,7 +21,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.python_child import nameless_file
 from llamadiff.system.started import APART, Process, kill
 from llamadiff.system.stops import passed_on
-from llamadiff.system.supervised import Program, program
+from llamadiff.system.supervised import Supervised, supervised
 
 MOST_WORDS = 1 << 20  # bytes of a line
 CHUNK = 1 << 20  # bytes that are read at once
@@ -47,7 +47,7 @@ class Watchable(Protocol):
 class _Here:
     """A program of this machine's."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, plan: Plan, running: Program) -> None:
+    def __init__(self, arguments: Sequence[str], folder: Path, plan: Plan, running: Supervised) -> None:
         self.arguments, self.plan, self.running = arguments, plan, running
         self.answers, self.started = Answers(folder, asked), time.monotonic()
         self.ggmls = self.answers.ggmls
@@ -68,7 +68,11 @@ class _Here:
 @contextmanager
 def here(arguments: Sequence[str], bounds: Bounds, folder: Path, _runner: str) -> Iterator[_Here]:
     """Run a program on this machine."""
-    with planned(folder, bounds) as plan, program(arguments, variables(folder)) as running:
+    with (
+        planned(folder, bounds) as plan,
+        supervised(arguments, None, variables(folder)) as running,
+        passed_on(running.send),
+    ):
         yield _Here(arguments, folder, plan, running)
 
 
@@ -180,7 +184,7 @@ def there(arguments: Sequence[str], bounds: Bounds, folder: Path, runner: str) -
             process.stdout.close()
 
 
-def _end_of(arguments: Sequence[str], running: Program) -> tuple[int | None, str]:
+def _end_of(arguments: Sequence[str], running: Supervised) -> tuple[int | None, str]:
     """The program's return code; or why there is none. Raises UserError for a program that cannot be run."""
     answer = running.answer()
     if "error" in answer:

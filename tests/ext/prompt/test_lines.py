@@ -38,6 +38,11 @@ def test_many_are_asked_before_the_first_is_answered(tmp_path: Path) -> None:
         assert list(ask.all(range(100_000))) == [[number] for number in range(100_000)]
 
 
+def test_the_last_answer_needs_no_end_of_line() -> None:
+    with talking(command("print(1, end='')")) as ask:
+        assert ask("a") == 1
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -404,28 +403,11 @@ def test_a_hostile_candidate_is_one_line(code, said, written):
     assert "\n" not in str(caught.value)
 
 
-def test_words_that_nobody_reads_are_no_words_of_the_candidates(tmp_path):
+def test_words_that_nobody_reads_are_no_words_of_the_candidates(written):
     """Python tells of a pipe that is broken when it lets go of it (3.13; others in development mode)."""
-    end = tmp_path / "end"
-    code = (
-        "import os, sys, time\nos.close(0)\nprint(1, flush=True)\n"
-        "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\nos._exit(3)"
-    )
-    request = {"arguments": [sys.executable, "-c", code, str(end)], "talks": True}
-    main = "from llamadiff.system.supervisor import main; main()"
-    command = [sys.executable, "-X", "dev", "-W", "ignore", "-c", main]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, **pipes) as supervisor:
-        supervisor.stdin.write(json.dumps(request).encode() + b"\n")
-        supervisor.stdin.flush()
-        assert supervisor.stdout.readline() == b"1\n"  # it listens to nobody now
-        supervisor.stdin.write(b"hello\n")
-        supervisor.stdin.flush()
-        time.sleep(0.3)  # for the supervisor to find that
-        end.touch()
-        assert supervisor.stdout.read() == b'\x00{"code": 3}\n'
-        assert supervisor.stderr.read() == b""
-        supervisor.stdin.close()
+    code = "import os, time; os.close(0); print('\"\"', flush=True); time.sleep(0.5); os._exit(3)"
+    with pytest.raises(UserError, match=r"ended with exit code 3 before it answered .*; it printed nothing$"):
+        found(written(), shlex.join([sys.executable, "-X", "dev", "-c", code]))
 
 
 @pytest.mark.parametrize(
