@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from llamadiff.numerics.types import HALF_STEP
 from llamadiff.system.errors import UserError
@@ -13,19 +15,21 @@ from llamadiff.system.errors import UserError
 ROUNDING = {kind: half**2 / 3 for kind, half in HALF_STEP.items()}
 
 
-@dataclass(frozen=True)
-class Rule:
+Limit = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     """The local NMSE that counts as a match for taps, ops and arithmetics these patterns fit.
 
     ``angle`` adds to it in proportion to the mean square of RoPE's angles (radians): float32 keeps only
     their relative precision.
     """
 
-    match: float
+    match: Limit
     tap: str = "*"
     op: str = "*"
     arithmetic: str = "*"
-    angle: float = 0.0
+    angle: Limit = 0.0
 
 
 # Measured against llama.cpp: products <= 4e-13, other ops <= 8e-15 (the tests hold them to it). The

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import write_whole
 from llamadiff.trace import taps
-from llamadiff.trace.metadata import KEY, Info
+from llamadiff.trace.metadata import KEY, Info, Size
+from llamadiff.trace.stated import brief, convert
 
 Array = NDArray[Any]
 TENSOR = "sketch"
@@ -43,6 +44,17 @@ class Sketch:
     rows: Mapping[str, RowSketch]
 
 
+class _Stated(Struct):
+    """What the metadata of a sketch must say."""
+
+    seed: Annotated[int, Meta(ge=0, lt=1 << 12)]
+    projections: Annotated[int, Meta(ge=1, le=MOST)]
+    taps: Annotated[dict[str, Any], Meta(min_length=1, max_length=MAX_TAPS)]
+
+
+_Shape = Annotated[tuple[Size, ...], Meta(min_length=1, max_length=8)]
+
+
 def write_sketch(path: Path, info: Info, sketch: Sketch) -> None:
     """Write a sketch, complete under its name or not at all."""
     from safetensors.numpy import save
@@ -57,13 +69,14 @@ def write_sketch(path: Path, info: Info, sketch: Sketch) -> None:
 
 def read_sketch(path: Path, info: Info, values: Array | None) -> Sketch:
     """What a sketch's file holds. Raises UserError for what cannot be meant."""
-    seed, k = info.sketch.get("seed"), info.sketch.get("projections")
-    shapes: Any = info.sketch.get("taps")
-    if not (type(seed) is int and 0 <= seed < 1 << 12) or not (type(k) is int and 1 <= k <= MOST):
-        raise UserError(f"{path}: the sketch has seed {_brief(seed)} and {_brief(k)} projections; expected 0 to 4095 "
-                        f"and 1 to {MOST}")  # fmt: skip
-    if not _are_taps(shapes):
-        raise UserError(f"{path}: the sketch's taps are {_brief(shapes)}; expected a shape for each name")
+    stated = convert(info.sketch, _Stated, f"{path}: sketch", "record it again")
+    k = stated.projections
+    if others := [name for name in stated.taps if taps.parse(name) is None]:
+        raise UserError(f"{path}: sketch: taps has {brief(others[0])}, which is no tap's name; record it again")
+    shapes: dict[str, tuple[int, ...]] = {
+        name: convert(shape, _Shape, f"{path}: sketch: the shape of {name}", "record it again")
+        for name, shape in stated.taps.items()
+    }
     wanted = (len(shapes), len(info.tokens), len(MOMENTS) + k)
     if values is None or values.shape != wanted or values.dtype.kind != "f":
         found = None if values is None else list(values.shape)
@@ -72,19 +85,4 @@ def read_sketch(path: Path, info: Info, values: Array | None) -> Sketch:
         name: RowSketch(part[:, : len(MOMENTS)], part[:, len(MOMENTS) :], math.prod(shape) // len(info.tokens))
         for (name, shape), part in zip(shapes.items(), np.asarray(values), strict=True)
     }
-    return Sketch(seed, k, {name: tuple(shape) for name, shape in shapes.items()}, rows)
-
-
-def _are_taps(shapes: Any) -> bool:
-    """Whether these are shapes by the names of taps."""
-    if not isinstance(shapes, dict) or not 0 < len(shapes) <= MAX_TAPS:
-        return False
-    return all(taps.parse(name) is not None and _is_shape(shape) for name, shape in shapes.items())
-
-
-def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, list) and 0 < len(shape) <= 8 and all(type(n) is int and 0 < n < 1 << 31 for n in shape)
-
-
-def _brief(value: Any) -> str:
-    return json.dumps(value)[:60]
+    return Sketch(stated.seed, k, shapes, rows)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from llamadiff.numerics.tolerances import RULES, Rule
-from llamadiff.system.errors import UserError
-from llamadiff.trace.stated import brief, read_toml
+from llamadiff.trace.stated import convert, read_toml
 
-LARGEST = 1e9  # limit of a rule
 MAX_RULES = 1000  # of a file
+
+
+class _File(Struct, forbid_unknown_fields=True):
+    rule: Annotated[tuple[Rule, ...], Meta(max_length=MAX_RULES)]
 
 
 def load_rules(path: Path | None) -> tuple[Rule, ...]:
@@ -19,23 +24,5 @@ def load_rules(path: Path | None) -> tuple[Rule, ...]:
     """
     if path is None:
         return RULES
-    data = read_toml(path)
-    entries = data.get("rule")
-    if not isinstance(entries, list) or set(data) != {"rule"}:
-        raise UserError(f"{path}: expected [[rule]] entries and nothing else")
-    if len(entries) > MAX_RULES:
-        raise UserError(f"{path}: {len(entries)} rules; give no more than {MAX_RULES}")
-    return tuple(_rule(path, number, entry) for number, entry in enumerate(entries, 1)) + RULES
-
-
-def _rule(path: Path, number: int, entry: object) -> Rule:
-    kinds = {"match": (int, float), "angle": (int, float), "tap": (str,), "op": (str,), "arithmetic": (str,)}
-    if not isinstance(entry, dict) or "match" not in entry:
-        raise UserError(f"{path}: rule {number} has no match = NMSE")
-    for key, value in entry.items():
-        stated = f"{path}: rule {number}: {key[:40]} = {brief(value)}"
-        if key not in kinds or not isinstance(value, kinds[key]) or isinstance(value, bool):
-            raise UserError(f"{stated} is not one of {', '.join(kinds)} of the right type")
-        if isinstance(value, (int, float)) and not 0 <= value <= LARGEST:
-            raise UserError(f"{stated} is not between 0 and {LARGEST:g}")
-    return Rule(**entry)
+    remedy = "give [[rule]] entries with match, and any of tap, op, arithmetic and angle"
+    return convert(read_toml(path), _File, str(path), remedy).rule + RULES

@@ -210,12 +210,15 @@ def test_a_sketch_is_no_candidate(place, small_model, recorded):
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ({"seed": 1, "projections": 0, "taps": {"embd": [2, 8]}}, "0 projections"),
-        ({"seed": 1, "projections": 1 << 40, "taps": {"embd": [2, 8]}}, "projections"),
-        ({"seed": -1, "projections": 4, "taps": {"embd": [2, 8]}}, "seed -1"),
-        ({"seed": 1, "projections": 4, "taps": {"embd": [2, -8]}}, "taps are"),
-        ({"seed": 1, "projections": 4, "taps": {"nonsense": [2, 8]}}, "taps are"),
-        ({"seed": 1, "projections": 4, "taps": []}, "taps are"),
+        (
+            {"seed": 1, "projections": 0, "taps": {"embd": [2, 8]}},
+            "sketch: projections is 0; expected a whole number >= 1",
+        ),
+        ({"seed": 1, "projections": 1 << 40, "taps": {"embd": [2, 8]}}, "expected a whole number <= 64"),
+        ({"seed": -1, "projections": 4, "taps": {"embd": [2, 8]}}, "seed is -1; expected"),
+        ({"seed": 1, "projections": 4, "taps": {"embd": [2, -8]}}, "the shape of embd: [1] is -8; expected"),
+        ({"seed": 1, "projections": 4, "taps": {"nonsense": [2, 8]}}, "taps has 'nonsense'"),
+        ({"seed": 1, "projections": 4, "taps": []}, "taps is []; expected an object"),
         ({"seed": 1, "projections": 4, "taps": {"embd": [2, 8], "l_out-0": [2, 8]}}, "[2, 2, 8] is expected"),
         ({"seed": 1, "projections": 5, "taps": {"embd": [2, 8]}}, "[1, 2, 9] is expected"),
     ],

@@ -108,15 +108,14 @@ def _size(nmse: float) -> str:
 def as_json(found: Port) -> str:
     """Everything, machine-readable."""
     about: dict[str, Any] = {
-        "schema": SCHEMA, "verdict": found.verdict, "headline": headline(found), "model": dict(found.model),
+        "schema": SCHEMA, "verdict": found.verdict, "headline": headline(found), "model": found.model,
         "code": found.code, "tokens": [{"id": token, "text": text} for token, text in found.tokens],
-        "prompt": found.prompt,
-        "baseline": dict(found.baseline),
+        "prompt": found.prompt, "baseline": found.baseline,
         "nodes": {"all": found.lineup.nodes, "aligned": found.lineup.aligned, "inside": found.lineup.inside},
         "logits": found.logits, "own_logits": found.own,
-        "quantized": list(found.quantized), "mended": list(found.lineup.mended),
+        "quantized": found.quantized, "mended": found.lineup.mended,
         "steps": None if found.steps is None else {"verdict": found.steps.verdict, "headline": found.steps.headline},
-        "keys": list(found.keys), "unsaid": dict(found.unsaid), "third_opinion": found.opinion,
+        "keys": found.keys, "unsaid": found.unsaid, "third_opinion": found.opinion,
         "places": [_place(place) for place in found.places],
     }  # fmt: skip
     return in_json(about)
@@ -125,14 +124,7 @@ def as_json(found: Port) -> str:
 def _place(place: Apart) -> dict[str, Any]:
     cause = place.cause
     return {
-        "op": place.op, "side": place.side,
-        "nodes": [name_of(node) for node in place.nodes], "layers": list(place.layers),
-        "nmse": place.error,
-        "says": place.says, "line": _line(place.line), "reads": [_line(line) for line in place.reads],
-        "code": [_line(line) for line in place.code],
+        "op": place.op, "side": place.side, "nodes": [name_of(node) for node in place.nodes], "layers": place.layers,
+        "nmse": place.error, "says": place.says, "line": place.line, "reads": place.reads, "code": place.code,
         "cause": None if cause is None else {"name": cause.name, "nmse": cause.nmse, "source": cause.source},
     }  # fmt: skip
-
-
-def _line(line: CodeLine | None) -> dict[str, Any] | None:
-    return None if line is None else {"file": line.file, "number": line.number, "text": line.text}

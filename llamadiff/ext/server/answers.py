@@ -10,17 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, structs
 
 from llamadiff.system.errors import UserError
-from llamadiff.trace.metadata import MAX_ID
-from llamadiff.trace.stated import brief, read_json
+from llamadiff.trace.metadata import Id
+from llamadiff.trace.stated import brief, convert, read_json
 from llamadiff.trace.token_text import Vocabulary
 
 SCHEMA = "llamadiff.answers/1"
 SUFFIX = ".answers.json"
 MAX_BYTES = 1 << 26
 CERTAIN = 1e-3  # a log-probability may be so much above zero, by rounding
+AGAIN = "ask the server again"
 RULED_OUT = -9999.0  # what stands for the logarithm of nothing: vLLM's, and what is below it
 AT_MOST = 1.06  # what probabilities may sum to, by rounding of log-probabilities to one decimal
 FEW_DIGITS = 6  # decimals: values with more were not rounded to be read
@@ -75,50 +78,41 @@ class Answers:
         return {"schema": SCHEMA, **said}
 
 
+_Row = tuple[tuple[Id, Annotated[float, Meta(gt=RULED_OUT, le=CERTAIN)]], ...]
+_Ids = tuple[Id, ...]
+
+
+class _Kept(Struct):
+    """Answers, as a file has them."""
+
+    name: str
+    api: str
+    tokens: _Ids
+    n_prefill: int
+    rows: dict[int, Any]
+    by_ids: bool
+    whole: _Row | None
+    prompt_tokens: _Ids | None
+    prompt_count: int | None
+    about: dict[str, str]
+    unnamed: _Ids
+    text: str | None
+    turn: str | None
+
+
 def read_answers(path: Path) -> Answers:
     """What was kept of a server's answers. Raises UserError for a file that is none, or says what cannot be."""
     data = read_json(path, MAX_BYTES, "what compare --candidate http://... -o DIR/ kept of a server")
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise UserError(f"{path}: is no file of a server's answers; this version reads {SCHEMA!r}")
-    try:
-        rows = {int(n): _kept(row) for n, row in data["rows"].items()}
-        whole = None if data["whole"] is None else _kept(data["whole"])
-        tokens, prompt, unnamed = (_ids(data[name]) for name in ("tokens", "prompt_tokens", "unnamed"))
-        about = {str(key): str(value) for key, value in data["about"].items()}
-        name, api, n_prefill, by_ids = (
-            str(data["name"]),
-            str(data["api"]),
-            int(data["n_prefill"]),
-            data["by_ids"] is True,
-        )
-        count = None if data["prompt_count"] is None else int(data["prompt_count"])
-        text, turn = (None if data[name] is None else str(data[name]) for name in ("text", "turn"))
-        told = (rows, by_ids, whole, prompt, count, about, unnamed or (), text, turn)
-        found = Answers(name, api, tokens or (), n_prefill, *told)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(
-            f"{path}: is damaged ({type(error).__name__}: {brief(str(error))}); ask the server again"
-        ) from None
+    kept = convert(data, _Kept, f"{path}: is damaged", AGAIN)
+    rows = {n: dict(convert(row, _Row, f"{path}: is damaged: row {n}", AGAIN)) for n, row in kept.rows.items()}
+    found = Answers(**{**structs.asdict(kept), "rows": rows, "whole": None if kept.whole is None else dict(kept.whole)})
     if not found.tokens or not 0 < found.n_prefill <= len(found.tokens):
-        raise UserError(f"{path}: n_prefill is {found.n_prefill} of {len(found.tokens)} tokens; ask the server again")
+        raise UserError(f"{path}: n_prefill is {found.n_prefill} of {len(found.tokens)} tokens; {AGAIN}")
     if any(not 0 < n <= len(found.tokens) for n in found.rows):
-        raise UserError(f"{path}: speaks of more than its {len(found.tokens)} tokens; ask the server again")
+        raise UserError(f"{path}: speaks of more than its {len(found.tokens)} tokens; {AGAIN}")
     return found
-
-
-def _kept(row: Any) -> dict[int, float]:
-    pairs = {int(token): float(value) for token, value in row}
-    if not all(0 <= token < MAX_ID and RULED_OUT < value <= CERTAIN for token, value in pairs.items()):
-        raise ValueError("a token or a log-probability that cannot be")
-    return pairs
-
-
-def _ids(value: Any) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(type(each) is int and 0 <= each < MAX_ID for each in value):
-        raise ValueError("token ids")
-    return tuple(value)
 
 
 def _decimals(value: float) -> int:

@@ -120,9 +120,9 @@ def _hint(row: Variant) -> str:
 def as_json(found: Variants) -> str:
     """Everything, machine-readable."""
     about: dict[str, Any] = {
-        "schema": SCHEMA, "verdict": found.verdict, "model": dict(found.model),
+        "schema": SCHEMA, "verdict": found.verdict, "model": found.model,
         "tokens": [{"id": token, "text": text} for token, text in found.tokens],
-        "prompt": found.prompt, "baseline": dict(found.baseline), "variants": [_row(row) for row in found.rows],
+        "prompt": found.prompt, "baseline": found.baseline, "variants": [_row(row) for row in found.rows],
     }  # fmt: skip
     return in_json(about)
 
@@ -132,12 +132,12 @@ def _row(row: Variant) -> dict[str, Any]:
     top = logits.candidate_top[0] if logits is not None and logits.candidate_top else None
     return {
         "variant": row.name, "candidate": None if row.name == DEFAULT else _candidate(row), "verdict": row.verdict,
-        "seconds": row.seconds, "judged": row.judged, "wrong": list(row.wrong), "headline": row.headline or None,
+        "seconds": row.seconds, "judged": row.judged, "wrong": row.wrong, "headline": row.headline or None,
         "leaves": row.leaves, "ratio_to_noise": row.ratio,
         "kl": logits.kl if logits is not None else None,
         "top1_agree": logits.top1_agree if logits is not None else None,
         "first": None if top is None else {"id": top.id, "text": top.text}, "failed": row.failed or None,
-        **({"steps": list(row.steps)} if row.steps else {}),
+        **({"steps": row.steps} if row.steps else {}),
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from llamadiff.ext.state.result import DEFAULT, Variant, Variants
 from llamadiff.ext.state.schedule import at_random
 from llamadiff.ext.state.scheduled import Shortening, abilities, run_schedule
 from llamadiff.ext.state.variation import schedule_of, varied
-from llamadiff.judge.verdict import WRONG, of_check, of_node, of_refusal, of_unjudged
+from llamadiff.judge.verdict import WRONG, of_node, of_refusal, of_unjudged
 from llamadiff.llamacpp.capture import probe, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import GPU, PLAIN, Request
@@ -111,14 +111,14 @@ def _scheduled(name: str, default: Runnable, request: Request, how: How, number:
         schedule = at_random(number, seed, vocabulary, abilities(request, child))
     found = run_schedule(schedule, request, vocabulary)
     seconds = time.perf_counter() - started
-    if not found.faults:
-        return Variant(name, found.verdict, seconds, judged=found.judged)
-    how.progress("looking for the shortest schedule that fails")
-    shortest = Shortening(request, vocabulary, SHORTENING).of(schedule, found)
-    found = run_schedule(shortest, request, vocabulary)
-    steps = tuple(step.words() for step in found.steps)
+    steps: tuple[str, ...] = ()
+    if found.faults:
+        how.progress("looking for the shortest schedule that fails")
+        shortest = Shortening(request, vocabulary, SHORTENING).of(schedule, found)
+        found = run_schedule(shortest, request, vocabulary)
+        steps = tuple(step.words() for step in found.steps)
     return Variant(
-        name, of_check(found.faults), seconds, (*found.given, *found.off), found.judged, (found.faults or ("",))[0],
+        name, found.verdict, seconds, (*found.given, *found.off), found.judged, (found.faults or ("",))[0],
         failed=found.died, steps=steps,
     )  # fmt: skip
 

@@ -104,8 +104,8 @@ def test_the_same_case_twice_is_one(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"modles": ["a"]}, "modles is no key of a sweep"),
-        ({"models": []}, "has no models"),
+        ({"modles": ["a"]}, "modles is no key of it; a sweep has models"),
+        ({"models": []}, r"models is \[\]; expected a list of length >= 1"),
         ({"prompts": "Once"}, "expected a list"),
         ({"prompts": [1]}, "expected text"),
         ({"models": ["none.gguf"]}, "no such model file"),
@@ -113,7 +113,11 @@ def test_the_same_case_twice_is_one(tmp_path):
         ({"settings": [{"flash": True}]}, "settings 1: flash=on: expected KEY=VALUE, with a key of kv"),
         ({"settings": [{"flash_attn": 1}]}, "settings 1: flash_attn=1: expected on or off"),
         ({"settings": [{"kv_type": "q9"}]}, "expected one of f32"),
-        ({"n_predict": "four"}, "expected a number"),
+        ({"n_predict": "four"}, "n_predict is 'four'; expected a whole number"),
+        ({"n_predict": -1}, "n_predict is -1; expected a whole number >= 0"),
+        ({"timeout": -0.5}, "timeout is -0.5; expected a number >= 0"),
+        ({"settings": [{"n_predict": -2}]}, "settings 1: n_predict is -2; expected a whole number >= 0"),
+        ({"settings": [{"flash_attn": 1.5}]}, r"settings\[0\] is {'flash_attn': 1.5}; expected of its entries "),
         ({"chat": 1}, "expected true or false"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff.ext.prompt.tokens.back import Back
+from llamadiff.ext.prompt.tokens.back import Back, Mistake
 from llamadiff.ext.prompt.tokens.changes import Change
 from llamadiff.ext.prompt.tokens.run import LLAMA_CPP, OWN, Example, Tokens
 from llamadiff.ext.prompt.tokens.sides import THIRD
@@ -127,7 +127,7 @@ def _back(found: Back) -> str:
     about: dict[str, Any] = {
         "schema": SCHEMA_OF_BACK, "verdict": found.verdict, "headline": headline_of_back(found), "model": found.model,
         "candidate": found.candidate, "lists": found.lists, "parted": found.parted,
-        "causes": [{"name": each.name, "says": each.says, "fix": each.fix} for each in found.mistakes],
+        "causes": [_change(each) for each in found.mistakes],
         "examples": [
             {"ids": each.ids, "pieces": each.pieces, "llama_cpp": each.right, "candidate": each.found}
             for each in found.examples
@@ -164,16 +164,12 @@ def _tokens(found: Tokens) -> str:
         "doubted": found.doubted, "wrong": found.wrong or None,
         "causes": [_change(each) for each in (explanation.mistakes if explanation is not None else ())],
         "others": [_change(each) for each in (explanation.others if explanation is not None else ())],
-        "examples": [_example(each) for each in found.examples],
-        "ways": [_change(way) | {"example": _example(example)} for way, example in found.ways],
+        "examples": found.examples,
+        "ways": [_change(way) | {"example": example} for way, example in found.ways],
         "no_third_opinion": found.no_third or None,
     }  # fmt: skip
     return in_json(about)
 
 
-def _change(change: Change) -> dict[str, Any]:
+def _change(change: Change | Mistake) -> dict[str, Any]:
     return {"name": change.name, "says": change.says, "fix": change.fix}
-
-
-def _example(example: Example) -> dict[str, Any]:
-    return {"text": example.text, "ids": dict(example.ids), "pieces": dict(example.pieces)}
