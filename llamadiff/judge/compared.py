@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from llamaref.config import Rope
 from numpy.typing import NDArray
 
 from llamadiff.judge.finiteness import open_places
@@ -15,6 +16,14 @@ from llamadiff.numerics import metrics
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Unfollowed:
+    """What no lane follows: by lane the NMSE of some sums in float16; how far RoPE's angles go, in radians squared."""
+
+    sums: Mapping[Lane, float] = field(default_factory=dict)
+    mean_square_angle: Mapping[Rope, float] = field(default_factory=dict)
 
 
 class Compared:
@@ -29,6 +38,7 @@ class Compared:
         sources: Mapping[str, Source],
         positions: Array,
         rows: Mapping[str, metrics.Rows] | None = None,
+        unfollowed: Unfollowed | None = None,
     ) -> None:
         """``x`` computed by each lane, ``recorded`` by source; ``positions`` [token].
 
@@ -36,6 +46,7 @@ class Compared:
         """
         self.tap, self.x, self.lanes, self.recorded = tap, x, lanes, recorded
         self.sources, self.positions = sources, positions
+        self.unfollowed = unfollowed or Unfollowed()
         self._rows: dict[Hashable, metrics.Rows] = {(name, False): each for name, each in (rows or {}).items()}
         self._opened: dict[str, Array | None] = {}
 

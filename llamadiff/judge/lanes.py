@@ -71,7 +71,7 @@ FREE, FREE_NATIVE = Lane(None, F32), Lane(None, NATIVE)
 
 @dataclass
 class Source:
-    """A trace under replay: its arithmetics, the types of its cache, and the taps it left open (unrecorded).
+    """A trace under replay: its arithmetics, the types of its cache.
 
     ``halves`` are taps that its file keeps in 16 bits: its engine may have gone on with finer values. ``products``: the
     precision that its products are kept in, those that it does not record and those that get a bias too.
@@ -90,7 +90,6 @@ class Source:
     sparse: bool = False
     draws: int = 1
     reading: Mapping[str, Rounding] = field(default_factory=dict)
-    spans: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from llamadiff.judge.fact import Fact
 from llamadiff.judge.finding import Finding, Tried
 from llamadiff.judge.finiteness import qualified
 from llamadiff.judge.fit import Fitted, count_distinct
-from llamadiff.judge.lanes import FREE, FREE_NATIVE, Source
+from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source
 from llamadiff.judge.measurement import (
     SURE,
     VARIANTS,
@@ -59,9 +59,7 @@ class Judge:
     """The facts of one run that every tap is measured by.
 
     ``weight_types``: tap name -> type of the weight it multiplies by; ``edges``: where batches begin and end;
-    ``ropes`` of the layers, and ``mean_square_angle`` of each of them, radians; ``sizes`` of axes.
-    ``pictured``: the source of which close-ups are kept; ``lost``: by source, tap and policy, the NMSE of sums in
-    float16 that were not followed.
+    ``ropes`` of the layers; ``sizes`` of axes; ``pictured``: the source of which close-ups are kept.
     """
 
     sources: Mapping[str, Source]
@@ -72,9 +70,7 @@ class Judge:
     ropes: Sequence[Rope | None]
     sizes: Mapping[str, int]
     edges: tuple[int, ...]
-    mean_square_angle: dict[Rope, float] = field(default_factory=dict)
     pictured: str | None = None
-    lost: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
     def finding(
         self, seen: Compared, spans: Mapping[str, tuple[str, ...]], before: Sequence[Finding], sums: frozenset[str]
@@ -199,7 +195,8 @@ class Judge:
     def _looked_at(self, source: Source, seen: Compared, span: tuple[str, ...]) -> _Looked:
         """A source's own error under the arithmetic that fits best, in each phase (prefill, decode)."""
         tap, fitted = seen.tap, Fitted.of(seen, source, self.phases)
-        right, match = fitted.right(seen, source), self._match(source, tap, fitted.policy)
+        right = fitted.right(seen, source)
+        match = self._match(source, tap, fitted.policy) + self._unfollowed(source, seen, fitted.policy)
         noise = TapNoise(source, seen, right, fitted.errors, span, match, self._kinds(source, span, tap))
         besides = self._besides(source, tap)
         bounds = Allowance(right, match, lambda: noise.sure, source.precision_of(tap.name), *besides)
@@ -331,13 +328,20 @@ class Judge:
     def _match(self, source: Source, tap: taps.Tap, policy: str) -> float:
         """The NMSE of right arithmetic, from the table."""
         rule = tolerances.rule_for(self.rules, tap.name, tap.kind.op, self._label(source, tap, policy))
-        rope = self._rope(tap)
-        match = rule.match + self.lost.get((source.name, tap.name, policy), 0.0)
-        match += rule.angle * self.mean_square_angle[rope] if rope is not None else 0.0
+        match = rule.match
         if source.flash_attn and tap.kind.word == "kqv_out" and source.stored[CACHE_V] == "F16":
             # one rounding a key and one of each weight, as in ext/graph/ops/attention.py; sums grow to their last value
             match += tolerances.ROUNDING["f16"] * (len(self.positions) + 1)
         return match
+
+    def _unfollowed(self, source: Source, seen: Compared, policy: str) -> float:
+        """The NMSE of what no lane follows: some sums in float16, and how far off float32 leaves RoPE's angles."""
+        lost = seen.unfollowed.sums.get(Lane(source.name, policy), 0.0)
+        rope = self._rope(seen.tap)
+        if rope is None:
+            return lost
+        rule = tolerances.rule_for(self.rules, seen.tap.name, seen.tap.kind.op, self._label(source, seen.tap, policy))
+        return lost + rule.angle * seen.unfollowed.mean_square_angle[rope]
 
     def _besides(self, source: Source, tap: taps.Tap) -> tuple[float, float]:
         """What no lane shows: what was read back of the op itself, and how many times that some values may have.

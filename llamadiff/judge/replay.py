@@ -10,10 +10,12 @@ In which lanes is not said here (schedule.py), nor what need not be computed to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from math import prod
 from typing import Any, Protocol
 
 import numpy as np
+from llamaref import Tap as EngineTap
 from llamaref import ops
 from llamaref.config import Rope
 from llamaref.sums import Matrices, WeightProduct
@@ -21,12 +23,12 @@ from numpy.typing import NDArray
 
 from llamadiff import plugins
 from llamadiff.engines.model_file import Runnable
-from llamadiff.judge.compared import Compared
+from llamadiff.judge.compared import Compared, Unfollowed
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.measuring import Judge
 from llamadiff.numerics.policies import CACHES, F32, GELU, PERTURBED, perturbed
-from llamadiff.numerics.rounding_tap import RoundedOnce
+from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.numerics.summing import Kernel
 from llamadiff.numerics.transposes import advice
 from llamadiff.system.errors import UserError
@@ -63,8 +65,11 @@ class Sketches(Protocol):
         """That of a tap whose product was known; else None."""
 
 
-class Replay(RoundedOnce):
-    """A llamaref.Tap that has every op judged: a Finding for each, in their order. ``logits`` are the first lane's."""
+class Replay(EngineTap):
+    """Teacher-forced replay: a llamaref.Tap that has every op judged, a Finding for each in their order.
+
+    ``carrier`` rounds as the present ``lanes`` do; ``logits`` are the first lane's.
+    """
 
     def __init__(
         self,
@@ -76,18 +81,22 @@ class Replay(RoundedOnce):
         """``keep(name, x)`` receives the first lane's taps."""
         self.judge, self.sources, self.keep = judge, judge.sources, keep
         self.present = {tap.name: tap for tap in model.taps}
-        self.inputs, self.n_expert = model.inputs, model.sizes["expert"]
+        self.n_expert = model.sizes["expert"]
+        self.spans = {name: spans_of(source, model) for name, source in self.sources.items()}
         self.sums = plugins.ask_first(lambda each: each.shown_sums(judge))
         self.sketches = plugins.ask_first(lambda each: each.sketches(judge, model.products))
         self.findings: list[Finding] = []
         self.logits: Array | None = None
+        self._mean_square_angle: dict[Rope, float] = {}
         self.carry(lanes)
 
     def carry(self, lanes: Sequence[Lane]) -> None:
         """Go on with these lanes."""
-        self.lanes, self._read = tuple(lanes), ()
+        self.lanes = tuple(lanes)
         reading = next((source.reading for source in self.sources.values() if source.reading), None)
-        super().__init__([(lane.policy, lane.stored(self.sources)) for lane in lanes], reading, self.judge.edges)
+        ways = [(lane.policy, lane.stored(self.sources)) for lane in lanes]
+        self.carrier = Carrier(ways, reading, self.judge.edges)
+        self._last_operands: tuple[tuple[Any, ...], tuple[Array, ...]] = ((), ())
 
     def __call__(self, name: str, x: Array) -> Array:
         """An op's result ``x`` [lane, token, ...], computed from each lane's inputs -> what they go on with."""
@@ -99,7 +108,7 @@ class Replay(RoundedOnce):
         self.keep(name, x[0])
         if name == taps.LOGITS:
             self.logits = x[0]
-        spans = {source.name: self._opened(source, tap) for source in self.sources.values()}
+        spans = {source: span(name) for source, span in self.spans.items()}
         recorded = {
             source.name: self.recorded(source, tap, x.shape[1:])
             for source in self.sources.values()
@@ -109,8 +118,10 @@ class Replay(RoundedOnce):
         if seen is not None:
             self.findings.append(seen)
             return x  # which is what was recorded
-        sums = self._sums_shown(tap, x, recorded)
-        compared = Compared(tap, [*x], self.lanes, recorded, self.sources, self.judge.positions)
+        sums = self.sums.shown(tap, x, self.lanes, recorded) if self.sums is not None else frozenset()
+        lost = {self.lanes[number]: nmse for number, nmse in self.carrier.take_lost().items()}
+        unfollowed = Unfollowed(lost, self._mean_square_angle)
+        compared = Compared(tap, [*x], self.lanes, recorded, self.sources, self.judge.positions, unfollowed=unfollowed)
         self.findings.append(self.judge.finding(compared, spans, self.findings, sums))
         return self._followed(name, x, recorded)
 
@@ -144,16 +155,6 @@ class Replay(RoundedOnce):
             out[number] = values
         return out
 
-    def _opened(self, source: Source, tap: Tap) -> tuple[str, ...]:
-        """The unrecorded taps that lie between this one and the recorded ones before it: it answers for them too."""
-        inputs = self.inputs(tap)
-        wanted = None if tap.kind.word in MIXING else source.rows_with_values(tap.name)
-        open_ones = [i for i in inputs if not _has_rows(source, i, wanted)]
-        opened = tuple(dict.fromkeys(name for i in open_ones for name in source.spans.get(i, ())))
-        if not source.is_whole(tap.name):
-            source.spans[tap.name] = opened if tap.kind.optional else (*opened, tap.name)
-        return opened
-
     def _expert_numbers(self, source: Source, tap: Tap, values: Array) -> Array:
         """Expert numbers as an index array. Raises UserError for a number that is no expert's."""
         with np.errstate(invalid="ignore"):
@@ -170,16 +171,20 @@ class Replay(RoundedOnce):
 
     def wanted(self, name: str) -> bool:
         """Whether a trace has a tap; if none does, what comes after it answers for it."""
-        found = any(name in source.trace for source in self.sources.values())
-        if not found:
-            for source in self.sources.values():
-                self._opened(source, self.present[name])
-        return found
+        return any(name in source.trace for source in self.sources.values())
 
-    def rounded(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
-        """As the lanes round them, and perturbed where these are."""
-        rounded = super().rounded(kind, *arrays)
-        return rounded if kind in (*CACHES, GELU) else (self.product(rounded[0]), *rounded[1:])
+    def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
+        """As the lanes round them, and perturbed where these are; what several products read in turn, once."""
+        asked, operands = self._last_operands
+        if len(asked) != 1 + len(arrays) or any(a is not b for a, b in zip(asked, (kind, *arrays), strict=True)):
+            operands = self.carrier.operands(kind, *arrays)
+            if kind not in (*CACHES, GELU):
+                operands = (self.product(operands[0]), *operands[1:])
+            self._last_operands = ((kind, *arrays), operands)
+        return operands
+
+    def stored(self, kind: str, x: Array) -> Array:
+        return self.carrier.stored(kind, x)
 
     def multiplied(self, product: WeightProduct) -> Array:
         sketches = self.sketches
@@ -188,16 +193,8 @@ class Replay(RoundedOnce):
 
     def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
         if self.sums is not None:
-            self.sums.added(self.lanes, kind, y.shape[1:], self.kernel("", kind, start, by_row), parts)
-        return super().summed(y, kind, parts, start, by_row)
-
-    def _sums_shown(self, tap: Tap, x: Array, recorded: Mapping[str, Array]) -> frozenset[str]:
-        """How the candidate adds in float16, if this tap shows it; what sums that were not followed leave is noted."""
-        lost, self.lost = self.lost, {}
-        for number, nmse in lost.items():
-            lane = self.lanes[number]
-            self.judge.lost[str(lane.source), tap.name, lane.policy] = nmse
-        return self.sums.shown(tap, x, self.lanes, recorded) if self.sums is not None else frozenset()
+            self.sums.added(self.lanes, kind, y.shape[1:], self.carrier.kernel("", kind, start, by_row), parts)
+        return self.carrier.summed(y, kind, parts, start, by_row)
 
     def product(self, y: Array) -> Array:
         """Shaken in the lanes of an engine that keeps its products in 16 bits, and its weights perhaps too.
@@ -207,7 +204,7 @@ class Replay(RoundedOnce):
         kept = [self.sources[lane.source].products if lane.source else F32 for lane in self.lanes]
         if not any(lane.policy in PERTURBED and kind != F32 for lane, kind in zip(self.lanes, kept, strict=True)):
             return y
-        y = self._widened(y)
+        y = self.carrier.widened(y)
         for number, (lane, kind) in enumerate(zip(self.lanes, kept, strict=True)):
             if lane.policy in PERTURBED:
                 y[number] = perturbed(y[number], kind, PERTURBED.index(lane.policy))
@@ -216,8 +213,28 @@ class Replay(RoundedOnce):
     def angles(
         self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
     ) -> tuple[Array, Array]:
-        self.judge.mean_square_angle[rope] = float(np.mean(ops.rope_theta(rope, positions, factors) ** 2))
-        return super().angles(cos, sin, rope, positions, factors)
+        self._mean_square_angle[rope] = float(np.mean(ops.rope_theta(rope, positions, factors) ** 2))
+        return self.carrier.angles(cos, sin, rope, positions, factors)
+
+
+def spans_of(source: Source, model: Runnable) -> Callable[[str], tuple[str, ...]]:
+    """Of each tap, by name, the unrecorded taps between it and the recorded ones before it: it answers for them too."""
+    present = {tap.name: tap for tap in model.taps}
+
+    @cache
+    def before(name: str) -> tuple[str, ...]:
+        tap = present[name]
+        wanted = None if tap.kind.word in MIXING else source.rows_with_values(name)
+        open_inputs = (i for i in model.inputs(tap) if not _has_rows(source, i, wanted))
+        return tuple(dict.fromkeys(opened for i in open_inputs for opened in up_to(i)))
+
+    @cache
+    def up_to(name: str) -> tuple[str, ...]:
+        if name not in present or source.is_whole(name):
+            return ()
+        return before(name) if present[name].kind.optional else (*before(name), name)
+
+    return before
 
 
 def _along_first(rows: Array, values: Array) -> Array:

@@ -123,7 +123,7 @@ def _needed_at_first(model: Runnable, sources: Sequence[Source], lanes: Sequence
 
 def _heads(sources: Sequence[Source], n: int, names: Sequence[str] | None = None) -> list[Source]:
     """The first tokens of each; of these taps alone, if they are named."""
-    return [replace(source, trace=source.trace.head(n, names), spans={}) for source in sources]
+    return [replace(source, trace=source.trace.head(n, names)) for source in sources]
 
 
 def _one_pass(

@@ -37,6 +37,12 @@ class Carrier(Tap):
         self.ways, self.reading, self.edges = tuple(ways), reading or {}, tuple(edges)
         self.lost: dict[int, float] = {}
 
+    def take_lost(self) -> dict[int, float]:
+        """``lost``, which is empty then."""
+        lost = self.lost
+        self.lost = {}
+        return lost
+
     @property
     def first(self) -> Carrier:
         """The same with the first way alone."""
@@ -48,7 +54,7 @@ class Carrier(Tap):
             policy, stored = self.ways[0]
             alone = operands(policy, kind, stored, *(array[0] for array in arrays), reading=self.reading)
             return tuple(part[None] for part in alone)
-        out = [array if array.dtype.kind == "i" else self._widened(array) for array in arrays]
+        out = [array if array.dtype.kind == "i" else self.widened(array) for array in arrays]
         floats, sums = [array for array in out if array.dtype.kind != "i"], None
         for number, (policy, stored) in enumerate(self.ways):
             parts = [array[number] for array in floats]
@@ -66,7 +72,7 @@ class Carrier(Tap):
                  if (sums := sums_of(policy, kind, stored))}  # fmt: skip
         if not added:
             return y
-        y = self._widened(y)
+        y = self.widened(y)
         for number, sums in added.items():
             lost = self.kernel(sums, kind, start, by_row).put(y[number], parts(number))
             self.lost[number] = max(lost, self.lost.get(number, 0.0))
@@ -79,7 +85,7 @@ class Carrier(Tap):
         return in_half.kernel(sums, kind, self.edges, start, by_row)
 
     def stored(self, kind: str, x: Array) -> Array:
-        x = self._widened(x)
+        x = self.widened(x)
         for number, (policy, stored) in enumerate(self.ways):
             x[number] = kept_rows(policy, kind, stored, x[number], self.reading)
         return x
@@ -96,24 +102,6 @@ class Carrier(Tap):
         chosen = [made.get(policy, (cos, sin)) for policy, _ in self.ways]
         return np.stack([c for c, _ in chosen]), np.stack([s for _, s in chosen])
 
-    def _widened(self, x: Array) -> Array:
-        """A copy with one batch entry a way."""
+    def widened(self, x: Array) -> Array:
+        """A copy of ``x`` [1 or way, ...] with one batch entry a way."""
         return np.array(x) if len(x) == len(self.ways) else np.repeat(x, len(self.ways), axis=0)
-
-
-class RoundedOnce(Carrier):
-    """The same for a whole pass: what several products read in turn is rounded once."""
-
-    _read: tuple[Any, ...] = ()  # a kind and its arrays
-    _given: tuple[Array, ...] = ()
-
-    def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
-        if len(self._read) != 1 + len(arrays) or any(
-            a is not b for a, b in zip(self._read, (kind, *arrays), strict=True)
-        ):
-            self._read, self._given = (kind, *arrays), self.rounded(kind, *arrays)
-        return self._given
-
-    def rounded(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
-        """The operands of a product that are not those of the last one."""
-        return super().operands(kind, *arrays)
