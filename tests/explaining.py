@@ -19,7 +19,6 @@ from several import CLASSES, IN_SPANS, MATHS, ON_ONE_OP, PAIRS, faulty
 from llamadiff.candidates.reference import record
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How
-from llamadiff.ext.graph.model import graph_of_run
 from llamadiff.result.comparison import Comparison
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs import judging
@@ -61,6 +60,8 @@ class Explained:
         return record(Engine(self.small_model(model, kind)), TOKENS, "engine")
 
     def _graph(self, model: str, kind: str) -> Any:
+        from llamadiff.ext.graph.model import graph_of_run  # a slice: others here need it not
+
         return graph_of_run(Model(self.small_model(model, kind)), self.right(model, kind))
 
     def compared(self, case: Case) -> Comparison:

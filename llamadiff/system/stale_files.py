@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 PREFIX = "llamadiff-"  # of temporary directories
@@ -97,6 +96,8 @@ def remove_own() -> None:
 
 def _locked_directory() -> tuple[Path, Any]:
     """A new directory and its lock; None where there are no locks, for one whose name no sweep knows."""
+    from tempfile import mkdtemp
+
     for _ in range(ATTEMPTS):
         folder = Path(mkdtemp(prefix=_prefix(), dir=temporary_place()))
         with suppress(OSError, ImportError):  # ImportError: a runner started this where nothing is installed

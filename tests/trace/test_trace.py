@@ -116,7 +116,7 @@ def test_bfloat16_is_widened(tmp_path):
         ({"tokens": [1]}, "schema is None"),
         ({"schema": "other/9", "tokens": [1]}, "other/9"),
         ({"schema": SCHEMA, "tokens": []}, "no tokens"),
-        ({"schema": SCHEMA, "tokens": ["a"]}, "whole numbers"),
+        ({"schema": SCHEMA, "tokens": ["a"]}, r"tokens\[0\] is .a.; expected a whole number"),
         ({"schema": SCHEMA, "tokens": [1, 2], "positions": [0]}, "1 positions for 2 tokens"),
         ({"schema": SCHEMA, "tokens": [1, 2], "n_prefill": 3}, "n_prefill"),
         ({"schema": SCHEMA, "tokens": [1, 2], "producer": [1]}, "producer"),

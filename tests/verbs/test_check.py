@@ -81,6 +81,7 @@ def faulty(small_model, tmp_path):
 # -- candidates
 
 
+@needs_slices("gate")
 def test_a_right_candidate_passes_on_every_capture(captures, small_model, engine):
     words = ("--model", small_model(kind="Q8_0"), "--jobs", 1)
     done = run("check", captures, *words, "--candidate", engine())
