@@ -7,6 +7,7 @@ import sys
 HELP = {"--help", "-h"}
 ELSEWHERE = ("dir=", "runner=", "device=list")  # what makes llama-cpp-python's process not the one that is needed
 RUNNER = "LLAMADIFF_RUNNER"  # a variable that has the words of runner=
+LLAMA_CPP = "LLAMADIFF_LLAMA_CPP"  # a variable that stands for --llama-cpp
 
 
 def main() -> None:
@@ -38,6 +39,7 @@ def _elsewhere(words: list[str]) -> bool:
     """Whether no process of llama-cpp-python's is needed, or one with other words."""
     given = [word.removeprefix("--llama-cpp=") for at, word in enumerate(words)
              if words[at - 1] == "--llama-cpp" or word.startswith("--llama-cpp=")]  # fmt: skip
+    given += [os.environ[LLAMA_CPP]] if os.environ.get(LLAMA_CPP, "").strip() else []
     builds = any("=" not in word or any(key in word for key in ELSEWHERE) for word in given)
     return builds or not HELP.isdisjoint(words)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 
 from llamadiff.ext.graph.node import Node
+from llamadiff.llamacpp.probes import rounding_of
+from llamadiff.llamacpp.quantizing import EightBits
 from llamadiff.llamacpp.sent_tensor import BYTE_ORDERS
 from llamadiff.llamacpp.tensors import Tensor
 
@@ -16,3 +19,9 @@ def node_of(tensor: Tensor, with_value: bool = True, tap: str | None = None) -> 
     base = None if tensor.base is None else Node(tensor.base.said(), data=tensor.base.data, order=order)
     said = {**tensor.said_in_full(), "tap": tap}
     return Node(said, tensor.data if with_value else None, order, sources, base)
+
+
+@cache
+def own_rounding() -> EightBits:
+    """How this machine's llama-cpp-python rounds to eight bits."""
+    return EightBits.told(rounding_of())

@@ -12,7 +12,7 @@ import typer
 from llamadiff import plugins
 from llamadiff.cli import listings
 from llamadiff.cli.command import JUDGE, LEARN, Command
-from llamadiff.cli.inputs import RunOptions, prompt_or_trace, rules_of, token_ids, two_traces
+from llamadiff.cli.inputs import RunOptions, prompt_or_trace, rules_of, settings_of, token_ids, two_traces
 from llamadiff.cli.options import (
     Annotate,
     Candidate,
@@ -195,13 +195,13 @@ def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, r
     finish(verdict, "wrong")
 
 
-def demo() -> None:
+def demo(llama_cpp: LlamaCpp = None) -> None:
     """Compare the shipped model, right and then with a bug in it."""
     from llamadiff.report.terminal.report import say
     from llamadiff.verbs import demo as shipped
 
     with _progress() as progress:
-        right, wrong = shipped.run(progress)
+        right, wrong = shipped.run(progress, settings_of(llama_cpp))
     Reports().write(right)
     say(f"\nThe same again, with a bug in the engine: its RoPE {shipped.BUG}.\n")
     Reports().write(wrong)

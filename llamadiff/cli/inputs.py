@@ -27,6 +27,7 @@ MAX_PROMPT_FILE = 1 << 24
 MAX_TEXT_FILE = 1 << 26
 STANDARD_INPUT, FILE = "-", "@"  # a value that is read, and what begins the name of a file that is
 LIST = "list"  # a device that is none
+LLAMA_CPP = "LLAMADIFF_LLAMA_CPP"  # in the environment: stands for --llama-cpp, whose values win
 LONGEST_NAME = 255  # characters of a file's name
 # Endings of files' names, as engines and people give them.
 FILES = (
@@ -73,17 +74,23 @@ class RunOptions:
         return Run(prompt, tokens, self.chat, self.n_predict, patterns, layers, self.settings)
 
 
-def settings_of(words: Sequence[str] | None) -> Settings:
-    """llama.cpp's settings from the values of ``--llama-cpp``."""
+def settings_of(words: Sequence[str] | None, environment: bool = True) -> Settings:
+    """llama.cpp's settings from the values of ``--llama-cpp``, and before these from what stands in its stead."""
     from llamadiff.llamacpp.capture import probe
     from llamadiff.llamacpp.settings_words import settings_of as read
 
-    settings = read(words or ())
+    stands = from_environment() if environment else ""
+    settings = read(words or (), before=read([stands], f"{LLAMA_CPP}=") if stands else None)
     if settings.device != LIST:
         return settings
     for name, about, _ in probe(settings.place).devices:
         typer.echo(f"{name}  {about}")
     raise typer.Exit
+
+
+def from_environment() -> str:
+    """What stands for ``--llama-cpp``; empty if nothing does."""
+    return os.environ.get(LLAMA_CPP, "").strip()
 
 
 def two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None) -> list[Named]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.inputs import settings_of
+from llamadiff.cli.inputs import from_environment, settings_of
 from llamadiff.cli.options import LlamaCpp, Model
 
 
@@ -31,5 +31,5 @@ def doctor(llama_cpp: LlamaCpp = None) -> None:
     from llamadiff.llamacpp import doctor as examination
     from llamadiff.report import listing
 
-    good = listing.print_checks(examination.examine(settings_of(llama_cpp).place))
+    good = listing.print_checks(examination.examine(settings_of(llama_cpp).place, from_environment()))
     raise typer.Exit(0 if good else 2)

@@ -78,14 +78,18 @@ class TapEvidence:
     rounding_correlation: Mapping[str, float] = field(default_factory=dict)
 
 
+UNKNOWN_Q8 = "how its eight bits are rounded to is not known"
+UNKNOWN_SUMS = "how its CPU adds float16's numbers is not known"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TapMeasurement:
     """A tap against what the engine computes from the same trace's inputs, under the arithmetic that fits best.
 
     ``label`` is what that rounds to; ``limit`` the NMSE that right arithmetic has; ``is_even``: no value, row or whole
     is beyond it. ``allowances``: those that were tried, by SURE, VARIANTS or a policy; ``policy_distances``: by policy,
-    the NMSE by which it differs from the one that rounds least. ``unknown_q8``: it rounds to eight bits, and nobody
-    knows how. The other fields are those of a Local.
+    the NMSE by which it differs from the one that rounds least. ``unknown``: what nobody knows
+    of how it is computed (UNKNOWN_Q8, UNKNOWN_SUMS), if there is such. The other fields are those of a Local.
     """
 
     nmse: float
@@ -99,7 +103,7 @@ class TapMeasurement:
     policy_distances: Mapping[str, float] = field(default_factory=dict)
     unknown_rounding: UnknownRounding = UnknownRounding()
     printed: Printed | None = None
-    unknown_q8: bool = False
+    unknown: str = ""
     span: tuple[str, ...] = ()
     token: int | None = None
     index: tuple[int, ...] = ()

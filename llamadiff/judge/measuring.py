@@ -21,6 +21,8 @@ from llamadiff.judge.fit import Fitted, count_distinct
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source
 from llamadiff.judge.measurement import (
     SURE,
+    UNKNOWN_Q8,
+    UNKNOWN_SUMS,
     VARIANTS,
     AllowedError,
     Printed,
@@ -223,7 +225,7 @@ class Judge:
             is_even=is_even, allowances=allowances, evidence=evidence, least=fitted.least,
             policy_distances={} if is_match else noise.policy_distances(),
             unknown_rounding=noise.unknown_rounding(errors.rows) if span and not is_match else UnknownRounding(),
-            printed=self._printed(found), unknown_q8=self._is_of_unknown_q8(source, span, tap),
+            printed=self._printed(found), unknown=self._unknown(source, span, tap),
             span=span, token=worst.token, index=worst.index,
             expected=worst.baseline, recorded=worst.candidate,
             facts=() if sure.fits else self._facts(found, facts_limit, before),
@@ -274,12 +276,13 @@ class Judge:
         far, far_from_known = (found.noise.is_far(found.errors.rows, known) for known in (False, True))
         return Printed(slack, far, far_from_known)
 
-    def _is_of_unknown_q8(self, source: Source, span: Sequence[str], tap: taps.Tap) -> bool:
-        """Whether a tap's op, or one in its span, rounds to eight bits, and nobody knows how its ggml does that."""
+    def _unknown(self, source: Source, span: Sequence[str], tap: taps.Tap) -> str:
+        """What nobody knows of how its ggml computes a tap's op, or one in its span; empty if there is nothing."""
         kinds = {*self._kinds(source, span, tap), self._kind(tap)}
-        return source.stored.get("q8") == cpu.UNKNOWN and any(
-            rounding_type(NATIVE, kind, source.stored).startswith("Q8") for kind in kinds
-        )
+        to = [rounding_type(NATIVE, kind, source.stored) for kind in kinds]
+        if source.stored.get("q8") == cpu.UNKNOWN and any(kind.startswith("Q8") for kind in to):
+            return UNKNOWN_Q8
+        return UNKNOWN_SUMS if source.stored.get("sums") == cpu.UNKNOWN and "F16" in to else ""
 
     def _facts(self, found: _Looked, limit: float, before: Sequence[Finding]) -> tuple[Fact, ...]:
         """What the errors of the first taps of each kind look like that may be wrong; other layers' are most likely

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from llamadiff.numerics import cpu
@@ -24,11 +25,22 @@ def kept(trace: Trace) -> dict[str, str]:
     (``q8``; UNKNOWN: it was asked, and does not say), and how it adds float16's numbers (``sums``).
     """
     settings = settings_of(trace)
-    way, sums = settings.get("q8"), settings.get("sums") or cpu.sums_of(str(trace.info.producer.get("build", "")))
-    eight_bits = {"q8": way} if way in (*cpu.Q8_WAYS[1:], cpu.UNKNOWN) else {}
-    in_half = sums_in_half()
-    sums = sums if in_half is not None and sums in in_half.ways else ""
+    way = cpu.stated_q8_way(settings["q8"]) if "q8" in settings else cpu.AVX
+    eight_bits = {"q8": way} if way != cpu.AVX else {}
+    sums = _sums(settings.get("sums"), trace.info.producer)
     return stored_types(trace) | eight_bits | ({"sums": sums} if sums else {})
+
+
+def _sums(stated: object, producer: Mapping[str, Any]) -> str:
+    """How float16's numbers are added, as stated, or by llama.cpp's line of the CPU's features; "": in float32.
+
+    UNKNOWN where that line says nothing; what engines of others say is theirs.
+    """
+    in_half = sums_in_half()
+    sums = stated or cpu.sums_of(str(producer.get("build", "")))
+    if sums == cpu.UNKNOWN and producer.get("name") != "llama.cpp":
+        return cpu.IN_FLOAT
+    return str(sums) if sums == cpu.UNKNOWN or (in_half is not None and sums in in_half.ways) else cpu.IN_FLOAT
 
 
 def settings_of(trace: Trace) -> dict[str, Any]:

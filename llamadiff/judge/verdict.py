@@ -92,8 +92,8 @@ def _of_values(m: TapMeasurement, evidence: Evidence) -> Ruling:
     beyond = Reason("own error", m.nmse, allowance.whole, _allows(way))
     if beyond.is_kept:
         beyond = replace(beyond, limit=None, evidence=f"within {_allows(way)}, but a part of it is beyond that")
-    if m.unknown_q8:
-        unknown = Reason("own error", m.nmse, None, "how its eight bits are rounded to is not known")
+    if m.unknown:
+        unknown = Reason("own error", m.nmse, None, m.unknown)
         return Ruling(UNCHECKED, (beyond, unknown), allowance, unclear=True)
     if m.printed is not None and not (m.printed.far_from_known if evidence.tells else m.printed.far):
         unknown = Reason("own error", m.nmse, None, "no value is further off than rounding may take it")

@@ -6,8 +6,8 @@ import ctypes
 from typing import Any
 
 from llamadiff.llamacpp.interface import Library
+from llamadiff.llamacpp.layout import declare
 from llamadiff.llamacpp.tensors import Tensor
-from llamadiff.numerics.types import NUMBERS
 
 
 class TypeTraits(ctypes.Structure):
@@ -23,13 +23,18 @@ class TypeTraits(ctypes.Structure):
     ]
 
 
+_PLACE, _COUNT = ctypes.c_void_p, ctypes.c_int64
+_QUANTIZERS = {  # name -> result, arguments
+    "ggml_quantize_chunk": (ctypes.c_size_t, ctypes.c_int, _PLACE, _PLACE, _COUNT, _COUNT, _COUNT, _PLACE),
+    "ggml_quantize_requires_imatrix": (ctypes.c_bool, ctypes.c_int),
+}
+
+
 def blocks_of(library: Library, kind: str, values: bytes, width: int) -> Any:
     """Rows of so many float32, as the bytes of their blocks."""
-    quantizer, place, count = library.lib.ggml_quantize_chunk, ctypes.c_void_p, ctypes.c_int64
-    quantizer.restype, quantizer.argtypes = ctypes.c_size_t, [ctypes.c_int, place, place, count, count, count, place]
-    asks = library.lib.ggml_quantize_requires_imatrix
-    asks.restype, asks.argtypes = ctypes.c_bool, [ctypes.c_int]
-    number = NUMBERS[kind.upper()]
+    declare(library.lib, _QUANTIZERS, "llama.cpp")
+    quantizer, asks = library.lib.ggml_quantize_chunk, library.lib.ggml_quantize_requires_imatrix
+    number = library.ggml.number(kind)
     per_block, size = library.ggml.blocks(number)
     rows = len(values) // (4 * width)
     given, made = (
@@ -47,8 +52,8 @@ def floats_of(library: Library, tensor: Tensor) -> bytes:
     data = tensor.data
     if tensor.type == "f32":
         return bytes(data)
+    declare(library.lib, {"ggml_get_type_traits": (ctypes.POINTER(TypeTraits), ctypes.c_int)}, "llama.cpp")
     traits = library.lib.ggml_get_type_traits
-    traits.restype, traits.argtypes = ctypes.POINTER(TypeTraits), [ctypes.c_int]
     per_block, size = library.ggml.blocks(tensor.tensor.type)
     count = len(data) // size * per_block
     stored, floats = ctypes.create_string_buffer(bytes(data), len(data)), (ctypes.c_float * count)()

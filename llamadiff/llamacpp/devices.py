@@ -6,11 +6,16 @@ import ctypes
 import socket
 
 from llamadiff.llamacpp.interface import Device, Library
-from llamadiff.llamacpp.layout import Address
+from llamadiff.llamacpp.layout import Address, declare
 from llamadiff.system.errors import UserError
 
 RPC = "rpc:"
 PATIENCE = 10.0  # seconds to wait for a server
+_OF_BACKENDS = {  # name -> result, arguments
+    "ggml_backend_reg_by_name": (Address, ctypes.c_char_p),
+    "ggml_backend_reg_dev_count": (ctypes.c_size_t, Address),
+    "ggml_backend_reg_dev_get": (Address, Address, ctypes.c_size_t),
+}
 
 
 def named(library: Library, name: str) -> Device:
@@ -28,15 +33,13 @@ def named(library: Library, name: str) -> Device:
 def _behind(library: Library, server: str) -> Device:
     """The first device of a server: HOST:PORT. Raises UserError where there is no such backend, or no such server."""
     lib = library.lib
-    lib.ggml_backend_reg_by_name.restype, lib.ggml_backend_reg_by_name.argtypes = Address, [ctypes.c_char_p]
+    declare(lib, _OF_BACKENDS, "llama.cpp")
     backend = lib.ggml_backend_reg_by_name(b"RPC")
     add = lib.ggml_backend_reg_get_proc_address(backend, b"ggml_backend_rpc_add_server") if backend else None
     if not add:
         raise UserError(f"device={RPC}{server}: this llama.cpp has no RPC backend; build it with -DGGML_RPC=ON")
     _check_answers(server)
     registry = ctypes.CFUNCTYPE(Address, ctypes.c_char_p)(add)(server.encode())
-    lib.ggml_backend_reg_dev_count.restype, lib.ggml_backend_reg_dev_count.argtypes = ctypes.c_size_t, [Address]
-    lib.ggml_backend_reg_dev_get.restype, lib.ggml_backend_reg_dev_get.argtypes = Address, [Address, ctypes.c_size_t]
     if not registry or not lib.ggml_backend_reg_dev_count(registry):
         raise UserError(f"device={RPC}{server}: the server there has no device; start rpc-server of the same version")
     return library.device(lib.ggml_backend_reg_dev_get(registry, 0))

@@ -40,8 +40,11 @@ class Examined:
     found: str
 
 
-def examine(place: Settings | None = None) -> Iterator[Examined]:
-    """Look at one thing after the other; at a build of llama.cpp, or llama-cpp-python's."""
+def examine(place: Settings | None = None, stands: str = "") -> Iterator[Examined]:
+    """Look at one thing after the other; at a build of llama.cpp, or llama-cpp-python's.
+
+    ``stands``: what the environment has for ``--llama-cpp``.
+    """
     yield Examined("python", FACT, f"{platform.python_version()} on {platform.platform(terse=True)}")
     for name in PACKAGES:
         try:
@@ -51,6 +54,8 @@ def examine(place: Settings | None = None) -> Iterator[Examined]:
     yield _kernels()
     for missing in plugins.missing():
         yield Examined(f"slice {missing.name}", BAD, f"missing: {missing.reason}")
+    if stands:
+        yield Examined("--llama-cpp", FACT, f"{stands}, by LLAMADIFF_LLAMA_CPP, where none is given")
     yield from _llama_cpp(place or Settings())
 
 

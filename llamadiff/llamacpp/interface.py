@@ -16,8 +16,9 @@ from functools import cached_property
 from typing import Any
 
 from llamadiff.llamacpp.layout import Address, declare
-from llamadiff.llamacpp.request import CPU, GPU, HELPER
-from llamadiff.llamacpp.tensors import Ggml
+from llamadiff.llamacpp.probes import Rounding, rounding_of
+from llamadiff.llamacpp.request import CPU
+from llamadiff.llamacpp.tensors import Ggml, kind_of
 from llamadiff.system.libraries import Loaded, file_at
 
 Handle = Any  # the address of a model, or of a context
@@ -25,7 +26,6 @@ LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, Address)
 OBSERVE = ctypes.CFUNCTYPE(ctypes.c_bool, Address, ctypes.c_bool, Address)  # ggml_backend_sched_eval_callback
 ABORT = ctypes.CFUNCTYPE(ctypes.c_bool, Address)  # ggml_abort_callback
 Observe = Callable[[Any, bool, Any], bool]
-_KINDS = {0: CPU, 1: GPU, 3: HELPER}  # of GGML_BACKEND_DEVICE_TYPE_x; 2 was ACCEL, and is IGPU since
 _INT, _FLAG, _TEXT = ctypes.c_int32, ctypes.c_bool, ctypes.c_char_p
 
 FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments; llama.h and ggml-backend.h
@@ -114,7 +114,12 @@ class Device:
 
 
 class Library(ABC):
-    """llama.cpp and its ggml. ``lib`` has the functions of both; ``name`` says whose they are."""
+    """llama.cpp and its ggml. ``lib`` has the functions of both; ``name`` says whose they are.
+
+    ``is_tried``: something is that it may refuse, and what it says of that is no error.
+    """
+
+    is_tried = False
 
     def __init__(self, lib: Any, name: str) -> None:
         """Raises UserError for a library that lacks a function, which is named."""
@@ -142,6 +147,10 @@ class Library(ABC):
     def decode(self, context: Handle, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> int:
         """Run a batch, each token with its position and its sequence, all with logits -> llama_decode's code."""
 
+    def tokenizer(self, model: Handle) -> Handle:
+        """What llama_tokenize and llama_token_to_piece take: a model's vocabulary."""
+        return self.lib.llama_model_get_vocab(model)
+
     def devices(self) -> tuple[Device, ...]:
         """All that this build and this machine have."""
         found = (self.lib.ggml_backend_dev_get(number) for number in range(self.lib.ggml_backend_dev_count()))
@@ -162,6 +171,10 @@ class Library(ABC):
         path = file_at(Address(function)) if function else None
         return self.lib if path is None else Loaded(path)
 
+    def rounding(self) -> Rounding:
+        """How its CPU rounds (``rounding_of`` in probes.py)."""
+        return rounding_of(self.kernels())
+
     def version(self) -> str:
         """Whose it is, and which ggml it was built with."""
         said = []
@@ -178,14 +191,6 @@ class Library(ABC):
     def flags(self) -> str:
         """llama.cpp's own line of compiled-in CPU features and backends."""
         return _text(self.lib.llama_print_system_info()).strip()
-
-
-def kind_of(lib: Any, device: int) -> str:
-    """CPU, GPU or HELPER: what a device's type says; where versions mean two things by it, its memory decides."""
-    kind = _KINDS.get(lib.ggml_backend_dev_type(device))
-    if kind is not None:
-        return kind
-    return HELPER if lib.ggml_backend_buft_is_host(lib.ggml_backend_dev_buffer_type(device)) else GPU
 
 
 def _text(value: bytes | None) -> str:

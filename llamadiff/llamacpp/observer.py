@@ -8,8 +8,10 @@ from __future__ import annotations
 import array
 import ctypes
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import isnan
 from pkgutil import resolve_name
@@ -17,13 +19,11 @@ from typing import Any
 
 from llamadiff.llamacpp.interface import ABORT, Handle, Library, Room
 from llamadiff.llamacpp.passes import Listener, NoListener
-from llamadiff.llamacpp.probes import rounded_probes
 from llamadiff.llamacpp.request import LONG, PLAIN, SCORES, Request, Say, Settings
 from llamadiff.llamacpp.session import SMALL_MODEL, asked, made_context
 from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensor_transport import Feed
 from llamadiff.llamacpp.tensors import Tensor
-from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError
 
 WEIGHT_ENDINGS = (".weight", ".bias", ".scale", ".ssm_a", ".ssm_d")
@@ -31,6 +31,8 @@ AT_ONCE = 256  # tokens of a prompt that are run together: what llama.cpp holds 
 SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, not by its place alone
 CALLED_OFF = 2  # llama_decode's code for a pass that its abort callback ended
 LAST = "result_output"
+WINDOW = "llama_model_n_swa"  # what says how far layers with a window see, in later versions
+_CACHE = re.compile(r"cache_([kv])_l\d")
 TAPS, NODES, GRAPH, PLACES, NOTHING = "taps", "nodes", "graph", "places", "nothing"  # what is told of a pass
 
 
@@ -59,7 +61,9 @@ class Observer:
         self.passes: Iterator[tuple[int, int]] = iter(())
         self.weights_read: set[str] = set()
         self.contexts = list[Handle]()
-        self.remembers = self.has_begun = self.is_seen = self.is_like_another = False
+        self.instead = dict[str, str]()  # settings that llama.cpp refused, as it has them
+        self.kept = dict[str, set[int]]()  # "k", "v" -> the types that its caches were seen to have
+        self.remembers = self.has_begun = self.is_seen = self.is_like_another = self.fuses = False
         small = sum(map(os.path.getsize, request.files or (request.model,))) < SMALL_MODEL
         spare = 0 if request.alone else 1  # ggml's threads do not share a core well
         self.threads = request.settings.threads or (1 if small else max(1, (os.cpu_count() or 1) - spare))
@@ -107,6 +111,7 @@ class Observer:
         else:
             self._tell(NODES if request.nodes else TAPS)
             prefill_s = self._decode_all(self._context(), say)
+            self._check_applied()
             if request.keep_graph:
                 self._structure(plain)
         self.feed.send({"ended": {"tokens": self.tokens, "prefill_s": prefill_s,
@@ -121,9 +126,9 @@ class Observer:
             "tokens": self.tokens, "text": self.request.text, "n_layer": self.lib.llama_model_n_layer(self.model),
             "n_ctx": self.n_ctx,
             "threads": self.threads, "remembers": self.remembers,
-            "window": asked(self.lib, "llama_model_n_swa", self.model),
+            "window": asked(self.lib, WINDOW, self.model) if hasattr(self.lib, WINDOW) else None,
             "parts": self._parts(0, self.total), "version": self.library.version(), "build": self.library.flags(),
-            "rounded": rounded_probes(self.library.kernels()), **self.library.machine(),
+            **self.library.rounding(), **self.library.machine(), "instead": self.instead,
         }})  # fmt: skip
 
     def _structure_alone(self) -> None:
@@ -205,14 +210,25 @@ class Observer:
 
     def _made(self, settings: Settings) -> Handle:
         observe = self._observe if self.request.way.callback else None
-        context = made_context(self.library, self.model, self.request, self._room(settings), observe)
+        self.asked_for = self._room(settings)
+        self.library.is_tried = may_differ = settings == settings.in_float32 and self.request.way == PLAIN
+        try:
+            context = made_context(self.library, self.model, self.request, self.asked_for, observe)
+        except UserError:
+            if not may_differ:
+                raise
+            self.library.is_tried = False
+            self.instead = {"type_v": "F16"}  # some forks keep V in float32 for flash attention alone
+            self.asked_for = replace(self.asked_for, type_v=self.ggml.number("F16"))
+            context = made_context(self.library, self.model, self.request, self.asked_for, observe)
+        self.library.is_tried = False
         self.contexts.append(context)
         return context
 
     def _room(self, settings: Settings) -> Room:
         edges = pairwise(self.edges) if self.at_once else [(0, len(self.tokens))]
         at_once = max(32, *(last - first for start, stop in edges for first, last in self._parts(start, stop)))
-        k, v = (NUMBERS[kind.upper()] for kind in (settings.type_k, settings.type_v))
+        k, v = (self.ggml.number(kind) for kind in (settings.type_k, settings.type_v))
         way = self.request.way
         return Room(
             max(256, self.total), at_once, way.ubatch or at_once, 1, k, v, settings.flash_attn, self.threads,
@@ -274,6 +290,7 @@ class Observer:
             if ask:
                 self._note_pass(node)
                 self._note_weights(node)
+                self._note_caches(node)
                 if self.telling in (TAPS, NODES):
                     self.given.tell(node, self.start, self.rows)
             return self._ask(node) if ask else self._done(node)
@@ -359,6 +376,33 @@ class Observer:
         if self.total > LONG and not self.request.scores and name.startswith(SCORES):
             return False
         return self.wanted is None or name in self.wanted
+
+    def _note_caches(self, node: Tensor) -> None:
+        """What a cache is really kept in, and whether attention is one op."""
+        if node.op == "FLASH_ATTN_EXT":
+            self.fuses = True
+        base = node.base
+        match = _CACHE.match(base.name) if base is not None else None
+        if base is not None and match is not None:
+            self.kept.setdefault(match[1], set()).add(base.tensor.type)
+
+    def _check_applied(self) -> None:
+        """Raise UserError where llama.cpp did not apply a setting that taps are judged by."""
+        if self.telling != TAPS or self.request.way.steps:
+            return
+        said = "this llama.cpp does not apply it"
+        for side, kind in (("k", self.asked_for.type_k), ("v", self.asked_for.type_v)):
+            kept = self.kept.get(side, {kind})
+            if kind not in kept:
+                asked, found = (self.ggml.type_name(each) for each in (kind, min(kept)))
+                raise UserError(
+                    f"type_{side}={asked}: {said}, and keeps {side.upper()} in {found}; give type_{side}={found}, or "
+                    "llamadiff backend, which judges its nodes as they are"
+                )
+        if self.fuses and not self.asked_for.flash_attn:
+            raise UserError(
+                f"flash_attn=off: {said}; give flash_attn=on, or llamadiff backend, which judges its nodes as they are"
+            )
 
     def _note_weights(self, node: Tensor) -> None:
         self.weights_read.update(s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS))

@@ -37,9 +37,10 @@ class PassCheck(Protocol):
     """What is known of a context's history, and the ``faults`` of passes that were given something else."""
 
     faults: list[str]
+    unsure: list[str]  # what may be a fault, where llama.cpp does not say enough to tell
 
-    def within(self, length: int) -> None:
-        """Some of the model's layers may have a window of this length."""
+    def within(self, length: int | None) -> None:
+        """Some of the model's layers may have a window of this length; None: llama.cpp does not say."""
 
     def do(self, step: Step) -> None:
         """A step, before what comes of it is told."""
@@ -55,9 +56,9 @@ class NoCheck:
     """Finds no fault."""
 
     def __init__(self) -> None:
-        self.faults = list[str]()
+        self.faults, self.unsure = list[str](), list[str]()
 
-    def within(self, length: int) -> None: ...
+    def within(self, length: int | None) -> None: ...
 
     def do(self, step: Step) -> None: ...
 

@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.llamacpp.probes import TYPES, near_halves, rounded_probes
+from llamadiff.llamacpp.probes import TYPES, near_halves
 from llamadiff.numerics import cpu
 from llamadiff.numerics.arithmetic import round_q8_k
-from llamadiff.numerics.cpu import AVX, FUSED, NEON, PLAIN, UNKNOWN
+from llamadiff.numerics.cpu import AVX, FUSED, NEON, PARTNER, PLAIN, UNKNOWN
 from llamadiff.numerics.eight_bits import round_q8_0
 
 Array = NDArray[Any]
 
 
-@cache
-def q8_way() -> str:
-    """That of this machine's llama-cpp-python."""
-    return way_of(rounded_probes())
+@dataclass(frozen=True)
+class EightBits:
+    """How a ggml rounds to eight bits: its ``way`` (cpu.Q8_WAYS, or UNKNOWN); and type of weights -> what activations
+    are rounded to for them, as far as it says so.
+    """
+
+    way: str
+    partners: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def told(cls, answer: Mapping[str, Any], order: str = "<") -> EightBits:
+        """Those of ``rounding_of``; ``order``: of bytes."""
+        return cls(way_of(answer.get("rounded", {}), order), answer.get("partners", {}))
+
+    def are_known(self, kinds: Iterable[str]) -> bool:
+        """Whether it is known how activations are rounded for weights of these types, of those with eight bits."""
+        rounded = [kind for kind in kinds if PARTNER.get(kind, "").startswith("Q8")]
+        return not rounded or (
+            self.way != UNKNOWN and all(self.partners.get(kind) == PARTNER[kind] for kind in rounded)
+        )
 
 
 def way_of(rounded: Mapping[str, str], order: str = "<") -> str:
-    """One of cpu.Q8_WAYS, by ``rounded_probes``; UNKNOWN where they are none, or fit none. ``order``: of bytes."""
+    """One of cpu.Q8_WAYS, by ``rounded`` of ``rounding_of``; UNKNOWN where none fits. ``order``: of bytes."""
     q8_0, q8_k = (_values(name, rounded.get(name, ""), order) for name in TYPES)
     ways = (way for way in (AVX, NEON, PLAIN) if _same(round_q8_0(probe("Q8_0"), way), q8_0))
     fused = (words for words in ("", FUSED) if _same(round_q8_k(probe("Q8_K"), fused=bool(words)), q8_k))

@@ -15,17 +15,19 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from llamaref import Weights
 from numpy.typing import NDArray
 
 from llamadiff import plugins
 from llamadiff.llamacpp.passes import NoCheck, PassCheck
-from llamadiff.llamacpp.quantizing import way_of
+from llamadiff.llamacpp.quantizing import EightBits
 from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.sent_tensor import BYTE_ORDERS, SentTensor
 from llamadiff.llamacpp.steps import DECODE, Step
+from llamadiff.numerics.cpu import UNKNOWN
 from llamadiff.trace import taps
 from llamadiff.trace.hashing import model_sha256
-from llamadiff.trace.metadata import INPUTS, Info
+from llamadiff.trace.metadata import INPUTS, UNSURE_INPUTS, Info
 from llamadiff.trace.writer import TAP_ROOM, TraceWriter
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class RunReader:
     def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         self.began = answer["began"]
         self.order = BYTE_ORDERS[self.began["order"]]
-        self.inputs.within(int(self.began.get("window", 0)))
+        self.inputs.within(self.began.get("window", 0))
 
     def _ended(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         self.ended = answer["ended"]
@@ -130,7 +132,8 @@ class RunReader:
         """What there is to say at the end of a run."""
         begun = self.begun()
         ended = {"weights_read": self.ended["weights_read"], "prefill_s": self.ended["prefill_s"]}
-        ended |= {INPUTS: self.inputs.faults} if self.inputs.faults else {}
+        found = {INPUTS: self.inputs.faults, UNSURE_INPUTS: self.inputs.unsure}
+        ended |= {where: faults for where, faults in found.items() if faults}
         model = {**begun.model, "sha256": self.sha256.result()}
         batches = tuple(self.passes) if self.request.way.steps else begun.batches
         return replace(
@@ -143,7 +146,7 @@ class RunReader:
         request, began, first = self.request, self.began, self.request.first
         given = Info(tuple(began["tokens"]), (), request.n_prefill or len(began["tokens"]), batches=request.computed)
         steps = (1,) * request.n_predict
-        ran = {"n_ctx": began["n_ctx"], "threads": began["threads"], "q8": self.q8}
+        ran = {"n_ctx": began["n_ctx"], "threads": began["threads"], "q8": self.q8_way}
         return Info(
             tokens=given.tokens,
             positions=tuple(range(first, first + self.total)),
@@ -153,7 +156,7 @@ class RunReader:
             producer={
                 "name": "llama.cpp",
                 "version": began["version"],
-                "settings": {**request.settings.to_json(), **ran},
+                "settings": {**request.settings.to_json(), **ran, **began.get("instead", {})},
                 "build": began["build"],
                 **({} if began["machine"] == platform.machine() else {"machine": began["machine"]}),
                 **request.asked,
@@ -161,10 +164,20 @@ class RunReader:
             model=request.model_info,
         )
 
+    @cached_property
+    def weights(self) -> Weights:
+        return Weights(self.request.model)
+
     @property
-    def q8(self) -> str:
+    def q8(self) -> EightBits:
         """How its CPU rounds to eight bits."""
-        return way_of(self.began["rounded"], self.order)
+        return EightBits.told(self.began, self.order)
+
+    @property
+    def q8_way(self) -> str:
+        """The same of this model's types, in a word: UNKNOWN where it is not known of one of them."""
+        settings, kinds = self.request.settings, {self.weights.type(name) for name in self.weights}
+        return self.q8.way if self.q8.are_known(kinds | {settings.type_k, settings.type_v}) else UNKNOWN
 
     def finish(self) -> None:
         """The run is over."""

@@ -68,12 +68,23 @@ class SentTensor:
 
     def _decoded(self, strides: tuple[int, ...]) -> Array:
         """Values of blocks (a quantized cache): whole rows, wherever they lie."""
-        from llamaref.weights import block_sizes, decode  # here: it takes longer to import than most nodes to copy
+        from llamaref.weights import decode  # here: it takes longer to import than most nodes to copy
 
-        try:
-            block, size = block_sizes(self.type)
-        except KeyError:
-            raise UserError(f"{self.name}: values of type {self.type} cannot be read") from None
+        block, size = self._block()
         width = self.shape[-1] // block * size
         rows = np.ndarray((*self.shape[:-1], width), np.uint8, self.data, strides=(*strides[:-1], 1))
         return decode(self.type, np.ascontiguousarray(rows))
+
+    def check_type(self) -> None:
+        """Raise UserError for a type that cannot be decoded."""
+        if self.type not in NUMPY_TYPES:
+            self._block()
+
+    def _block(self) -> tuple[int, int]:
+        """How many values a block of its type has, and how many bytes."""
+        from llamaref.weights import block_sizes
+
+        try:
+            return block_sizes(self.type)
+        except KeyError:
+            raise UserError(f"{self.name}: values of type {self.type} cannot be read") from None

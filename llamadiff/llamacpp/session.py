@@ -29,7 +29,7 @@ class Quiet:
 
     def __enter__(self) -> None:
         def log(level: int, text: bytes, _: object) -> None:
-            if level == LOG_ERROR:
+            if level == LOG_ERROR and not self.library.is_tried:
                 os.write(2, b"error: " + text)
 
         self.callback = LOG(log)  # kept: a collected callback is a segfault
@@ -105,7 +105,7 @@ def made_context(
 
 
 def asked(library: Any, name: str, model: Handle, kind: Any = ctypes.c_int32) -> int:
-    """What a function of not every version says of a model; 0 where there is none."""
+    """What a function of not every version says of a model; 0 where there is none, which the caller must know of."""
     function = getattr(library, name, None)
     if function is None:
         return 0
@@ -127,7 +127,7 @@ def tokenize(library: Library, model: Handle, request: Request) -> list[int]:
     vocabulary = library.lib.llama_model_get_vocab(model)
     if library.lib.llama_vocab_type(vocabulary) == 0:  # LLAMA_VOCAB_TYPE_NONE
         raise UserError(f"{request.model}: the file has no tokenizer; give token ids with --tokens 1,2,3")
-    count, found = ids_of(library, vocabulary, request.text, special=True)
+    count, found = ids_of(library, model, request.text, special=True)
     if count <= 0:
         raise UserError(
             f"{request.model}: llama.cpp's tokenizer gave no tokens for the prompt (code {count}); "
@@ -136,19 +136,19 @@ def tokenize(library: Library, model: Handle, request: Request) -> list[int]:
     return found
 
 
-def ids_of(library: Library, vocabulary: Handle, text: str, special: bool, parse: bool = True) -> tuple[int, list[int]]:
+def ids_of(library: Library, model: Handle, text: str, special: bool, parse: bool = True) -> tuple[int, list[int]]:
     """llama_tokenize's code, and the ids; ``special``: with what the model adds; ``parse``: special tokens in the text
     are taken for such."""
     data = text.encode("utf-8", "surrogateescape")
     room = len(data) + 16
     buffer = (ctypes.c_int32 * room)()
-    count = int(library.lib.llama_tokenize(vocabulary, data, len(data), buffer, room, special, parse))
+    count = int(library.lib.llama_tokenize(library.tokenizer(model), data, len(data), buffer, room, special, parse))
     return count, list(buffer[: max(count, 0)])
 
 
-def piece_of(library: Library, vocabulary: Handle, token: int) -> bytes:
+def piece_of(library: Library, model: Handle, token: int) -> bytes:
     """The bytes that a token stands for, special ones too."""
-    size = 256
+    size, vocabulary = 256, library.tokenizer(model)
     buffer = ctypes.create_string_buffer(size)
     count = int(library.lib.llama_token_to_piece(vocabulary, token, buffer, size, 0, True))
     if count < 0:  # what it needs

@@ -20,8 +20,8 @@ WORDS = {  # settings worth a word, and the value of each that is not
 Changes = Mapping[str, Any]  # of fields of Settings; a slice has more
 
 
-def settings_of(parts: Iterable[str], of: str = OPTION) -> Settings:
-    """Settings from words of this grammar; a word without = is a build's directory.
+def settings_of(parts: Iterable[str], of: str = OPTION, before: Settings | None = None) -> Settings:
+    """Settings from words of this grammar; a word without = is a build's directory. ``before``: those that it changes.
 
     Raises UserError for what is no setting, or no value of one; it begins with ``of``.
     """
@@ -32,7 +32,7 @@ def settings_of(parts: Iterable[str], of: str = OPTION) -> Settings:
             continue
         words = [part] if part.startswith("runner=") else part.split(",")  # a command may have commas
         changes |= changes_in(words, SETTINGS, of)
-    return replace(Settings(), **changes)
+    return replace(before or Settings(), **changes)
 
 
 def changes_in(words: Iterable[str], keys: Mapping[str, Callable[[str], Changes]], of: str) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from typing import Any
 
 from llamadiff.llamacpp.layout import FUNCTIONS, Address, declare, ggml_context, tensor_structure
 from llamadiff.llamacpp.library import load
+from llamadiff.llamacpp.request import CPU, GPU, HELPER
+from llamadiff.numerics.types import NUMBERS
+from llamadiff.system.errors import UserError
 
 _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments
     "ggml_op_desc": (ctypes.c_char_p, Address),
@@ -29,7 +32,10 @@ _GRAPH_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "ggml_new_graph": (Address, Address),
     "ggml_build_forward_expand": (None, Address, Address),
 }
-_COMPUTE = 16  # GGML_TENSOR_FLAG_COMPUTE
+
+_TO_DEVICE = ("ggml_backend_buffer_get_type", "ggml_backend_buft_get_device")  # from a buffer to what computes in it
+_KINDS = {0: CPU, 1: GPU, 3: HELPER}  # of GGML_BACKEND_DEVICE_TYPE_x; 2 was ACCEL, and is IGPU since
+HOST, DEVICE, HIDDEN = "host", "device", "hidden"  # where values are
 
 
 class Ggml:
@@ -47,31 +53,81 @@ class Ggml:
         return Tensor(self, ctypes.cast(address, self._pointer).contents)
 
     def op_name(self, number: int) -> str:
-        """ggml's name of an op's number."""
-        return str(self.lib.ggml_op_name(number).decode())
+        """ggml's name of an op's number. Raises UserError where it has none."""
+        return _named("op", number, self.lib.ggml_op_name(number))
+
+    def type_name(self, number: int) -> str:
+        """ggml's name of a type's number. Raises UserError where it has none."""
+        return _named("type", number, self.lib.ggml_type_name(number))
+
+    def number(self, kind: str) -> int:
+        """The number of a type of GGUF's. Raises UserError for a ggml that has another type by it."""
+        number = NUMBERS[kind.upper()]
+        name = self.type_name(number)
+        if name.upper() != kind.upper():
+            raise UserError(f"this ggml's type {number} is {name}, not {kind.lower()} as in GGUF; use another version")
+        return number
 
     def blocks(self, kind: int) -> tuple[int, int]:
-        """How many values a block of a type has, and how many bytes."""
-        return int(self.lib.ggml_blck_size(kind)), int(self.lib.ggml_type_size(kind))
+        """How many values a block of a type has, and how many bytes. Raises UserError for a type without any."""
+        values, size = int(self.lib.ggml_blck_size(kind)), int(self.lib.ggml_type_size(kind))
+        if values < 1 or size < 1:
+            raise UserError(f"this ggml gives blocks of {values} values in {size} bytes for {self.type_name(kind)}")
+        return values, size
+
+    def where(self, buffer: Any) -> str:
+        """Where a buffer's values are. HIDDEN: in a form of the CPU's own (repacked); without an answer, DEVICE."""
+        if not buffer or self.lib.ggml_backend_buffer_is_host(buffer):
+            return HOST
+        for name in _TO_DEVICE:
+            function = getattr(self.lib, name, None)
+            if function is None or not buffer:
+                return DEVICE
+            function.restype, function.argtypes = Address, [Address]
+            buffer = function(buffer)
+        return HIDDEN if buffer and kind_of(self.lib, Address(buffer)) == CPU else DEVICE
 
     @cached_property
-    def flags_computed(self) -> bool:
-        """Whether this ggml flags the nodes that it computes; nodes of branches not taken have no flag (0.26)."""
-        declare(self.lib, _GRAPH_FUNCTIONS)
-        with ggml_context(self.lib) as context:
-            node = self.lib.ggml_scale(context, self.lib.ggml_new_tensor_4d(context, 0, 1, 1, 1, 1), 1.0)
-            self.lib.ggml_build_forward_expand(self.lib.ggml_new_graph(context), node)
-            return bool(self.node(node).tensor.flags & _COMPUTE)
+    def computed_flag(self) -> int:
+        """The flag of nodes that ggml computes, and not of branches that are not taken (0.26); 0: it computes all."""
+        return computed_flag(self.lib, self.structure)
 
     def is_computed(self, node: Tensor) -> bool:
         """Whether a node of a graph is one that ggml computes."""
-        return not self.flags_computed or bool(node.tensor.flags & _COMPUTE)
+        return not self.computed_flag or bool(node.tensor.flags & self.computed_flag)
 
     @property
     def layout(self) -> str:
         """Where a tensor has its fields, in words."""
         names = [field[0] for field in self.structure._fields_ if not field[0].startswith("_")]
         return ", ".join(f"{name} at {getattr(self.structure, name).offset}" for name in names)
+
+
+def computed_flag(lib: Any, structure: type[ctypes.Structure]) -> int:
+    """The flag that a ggml gives a node with the graph that computes it; 0: none. Raises UserError for one without
+    graphs.
+    """
+    declare(lib, _GRAPH_FUNCTIONS)
+    with ggml_context(lib) as context:
+        node = lib.ggml_scale(context, lib.ggml_new_tensor_4d(context, 0, 1, 1, 1, 1), 1.0)
+        tensor: Any = structure.from_address(node)
+        before = int(tensor.flags)
+        lib.ggml_build_forward_expand(lib.ggml_new_graph(context), node)
+        return int(tensor.flags) & ~before
+
+
+def _named(what: str, number: int, name: bytes | None) -> str:
+    if not name:
+        raise UserError(f"this ggml has no name for {what} {number}, so its graphs cannot be read; use another version")
+    return name.decode("utf-8", "replace")
+
+
+def kind_of(lib: Any, device: Any) -> str:
+    """CPU, GPU or HELPER: what a device's type says; where versions mean two things by it, its memory decides."""
+    kind = _KINDS.get(lib.ggml_backend_dev_type(device))
+    if kind is not None:
+        return kind
+    return HELPER if lib.ggml_backend_buft_is_host(lib.ggml_backend_dev_buffer_type(device)) else GPU
 
 
 @dataclass(frozen=True)
@@ -88,11 +144,11 @@ class Tensor:
     @cached_property
     def op(self) -> str:
         """ggml's name of the op; the unary op or GLU itself where the op is one of them (SWIGLU)."""
-        return str(self.ggml.lib.ggml_op_desc(ctypes.byref(self.tensor)).decode())
+        return _named("op", self.tensor.op, self.ggml.lib.ggml_op_desc(ctypes.byref(self.tensor)))
 
     @property
     def type(self) -> str:
-        return str(self.ggml.lib.ggml_type_name(self.tensor.type).decode())
+        return self.ggml.type_name(self.tensor.type)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -149,15 +205,16 @@ class Tensor:
         count = self.reach
         if not count:
             return b""
-        if self._is_host:
+        if self.where == HOST:
             return memoryview((ctypes.c_char * count).from_address(self.tensor.data)).cast("B")
         fetched = ctypes.create_string_buffer(count)
         self.ggml.lib.ggml_backend_tensor_get(ctypes.byref(self.tensor), fetched, 0, count)
         return memoryview(fetched).cast("B")
 
     @property
-    def _is_host(self) -> bool:
-        return not self.tensor.buffer or bool(self.ggml.lib.ggml_backend_buffer_is_host(self.tensor.buffer))
+    def where(self) -> str:
+        """HOST, DEVICE or HIDDEN."""
+        return self.ggml.where(self.tensor.buffer)
 
     @property
     def reach(self) -> int:
@@ -171,21 +228,54 @@ class Tensor:
 
     def said(self) -> dict[str, Any]:
         """What it is, as plain data (nodes.py)."""
-        tensor, base = self.tensor, self.base
-        return {
-            "at": self.address, "name": self.name, "op": self.op, "type": self.type, "ne": list(tensor.ne),
-            "nb": list(tensor.nb), "memory": self.memory,
-            "view": None if base is None else [base.address, tensor.view_offs],
-        }  # fmt: skip
+        return describe(self.tensor, self.address, self._words)
 
     def said_in_full(self) -> dict[str, Any]:
         """And what computes it, and how ggml holds that."""
-        tensor = self.tensor
-        base = tensor.view_src
+        tensor, base = self.tensor, self.tensor.view_src
         return {
-            **self.said(), "params": bytes(tensor.op_params).hex(), "code": tensor.op, "number": tensor.type,
-            "word": self.ggml.op_name(tensor.op), "sources": [source.address for source in self.sources],
-            "places": [place for place, source in enumerate(tensor.src) if source],
+            **describe_in_full(tensor, self.address, self._words, self.ggml.op_name(tensor.op)),
             "numbers": [source.contents.type for source in tensor.src if source],
             "looks": not base or tensor.data == (base.contents.data or 0) + tensor.view_offs,
-        }  # fmt: skip
+        }
+
+    @property
+    def _words(self) -> Words:
+        return Words(self.op, self.type, self.memory, self.where)
+
+
+@dataclass(frozen=True)
+class Words:
+    """What ggml's functions say of a tensor: its op, its type, how many bytes it has, and ``where`` these are."""
+
+    op: str
+    type: str
+    memory: int
+    where: str
+
+
+def describe(tensor: Any, at: int, words: Words) -> dict[str, Any]:
+    """A tensor as plain data, of ``struct ggml_tensor`` wherever it is read: what it is, and whose memory it has."""
+    base = _address(tensor.view_src)
+    return {
+        "at": at, "name": bytes(tensor.name).decode("utf-8", "replace"), "op": words.op, "type": words.type,
+        "ne": list(tensor.ne), "nb": list(tensor.nb), "memory": words.memory, "where": words.where,
+        "view": None if base is None else [base, tensor.view_offs],
+    }  # fmt: skip
+
+
+def describe_in_full(tensor: Any, at: int, words: Words, word: str) -> dict[str, Any]:
+    """And what computes it; ``word``: ggml's name of its op's number. Older SET_ROWS do not state where they write."""
+    said = describe(tensor, at, words)
+    addresses = [_address(source) for source in tensor.src]
+    sources = [source for source in addresses if source is not None]
+    written = [said["view"][0]] if word == "SET_ROWS" and len(sources) == 2 and said["view"] is not None else []
+    return {
+        **said, "params": bytes(tensor.op_params).hex(), "code": tensor.op, "number": tensor.type, "word": word,
+        "sources": [*sources, *written],
+        "places": [place for place, source in enumerate(addresses) if source is not None],
+    }  # fmt: skip
+
+
+def _address(pointer: Any) -> int | None:
+    return ctypes.cast(pointer, ctypes.c_void_p).value

@@ -62,9 +62,17 @@ def q8_way(q8_0: str, q8_k: str) -> str:
     return ", ".join(filter(None, (q8_0, q8_k)))
 
 
+def stated_q8_way(said: object) -> str:
+    """The one of Q8_WAYS that was stated; UNKNOWN for all else."""
+    return said if isinstance(said, str) and said in Q8_WAYS else UNKNOWN
+
+
 def sums_of(features: str) -> str:
-    """How a CPU adds products of float16's numbers, by llama.cpp's line of its features."""
-    has = {name for name, value in re.findall(r"(\w+) = (\d+)", features) if value != "0"}
+    """How a CPU adds products of float16's numbers, by llama.cpp's line of its features; UNKNOWN if it names none."""
+    stated = re.findall(r"(\w+) = (\d+)", features)
+    if not stated:
+        return UNKNOWN
+    has = {name for name, value in stated if value != "0"}
     if not {"NEON", "FP16_VA"} <= has or "SVE" in has:
         return IN_FLOAT
     return IN_HALF_TILES if "LLAMAFILE" in has else IN_HALF

@@ -73,7 +73,8 @@ def rounding_type(
 def sums_of(policy: str, kind: str, stored: Mapping[str, str]) -> str:
     """How a policy adds products of operands of a kind: in float32, or as the CPU adds float16's numbers (``sums``)."""
     halves = policy == NATIVE and rounding_type(policy, kind, stored) == "F16"
-    return stored.get("sums", cpu.IN_FLOAT) if halves else cpu.IN_FLOAT
+    sums = stored.get("sums", cpu.IN_FLOAT) if halves else cpu.IN_FLOAT
+    return cpu.IN_FLOAT if sums == cpu.UNKNOWN else sums
 
 
 def _read(kind: str, reading: Mapping[str, Rounding] | None, width: int) -> Rounding | None:

@@ -10,6 +10,7 @@ from llamaref import Engine, ops
 
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.llamacpp.request import Settings
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.result.comparison import Comparison
 from llamadiff.system.progress import Progress
@@ -19,10 +20,13 @@ PROMPT = "Once upon a time"
 BUG = "rotates halves (i, i+32) where this model wants pairs (2i, 2i+1)"
 
 
-def run(progress: Progress) -> tuple[Comparison, Comparison]:
-    """llama.cpp against the engine, and llama.cpp against an engine whose RoPE rotates the wrong pairs."""
+def run(progress: Progress, settings: Settings | None = None) -> tuple[Comparison, Comparison]:
+    """llama.cpp against the engine, and llama.cpp against an engine whose RoPE rotates the wrong pairs.
+
+    ``settings``: llama.cpp's.
+    """
     model = shipped_model()
-    run, how = Run(PROMPT), How(progress=progress)
+    run, how = Run(PROMPT, settings=settings or Settings()), How(progress=progress)
     right = compare(model, run, how=how)
     return right, compare(model, run, _faulty(model, right), how)
 

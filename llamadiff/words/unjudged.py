@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from llamadiff.judge.finding import Local
+from llamadiff.judge.measurement import UNKNOWN_SUMS
 from llamadiff.judge.verdict import UNCHECKED, is_right
 from llamadiff.result.coverage import Coverage
 from llamadiff.result.message import Message
@@ -113,8 +114,10 @@ def unclear(whose: str, rows: Sequence[Row]) -> Message:
     first = rows[0]
     assert first.local is not None
     if not first.span:
+        in_half = any(reason.evidence == UNKNOWN_SUMS for reason in first.local.reasons)
+        does = "adds float16's numbers" if in_half else "rounds to eight bits"
         return Message(
-            f"{first.tap} cannot be judged: how {whose} rounds to eight bits is not known",
+            f"{first.tap} cannot be judged: how {whose} {does} is not known",
             (f"its ggml gave no answer that is known, and {first.tap} is off by an NMSE of {first.local.nmse:.1e}",),
         )
     where = f"{first.span[0]} to {first.span[-1]}"

@@ -36,9 +36,9 @@ class BuildTree:
         """Every header beside those that are needed, in order of their names."""
         return tuple(sorted(path for folder in self.includes for path in folder.glob("*.h") if path.is_file()))
 
-    def words(self) -> frozenset[str]:
-        """All names in the headers that are needed."""
-        found = (_first(self.includes, name) for name in HEADERS)
+    def words(self, *names: str) -> frozenset[str]:
+        """All names in the headers that are needed, or in those of ``names``."""
+        found = (_first(self.includes, name) for name in names or HEADERS)
         return frozenset(word for path in found if path for word in re.findall(r"\w+", _text(path, MAX_HEADER)))
 
     def ops(self) -> frozenset[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pkgutil
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import astuple, fields
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from llamadiff.ext.builds.shims import Shim, kept
 from llamadiff.llamacpp.interface import OBSERVE, Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address, declare, structure_at
 from llamadiff.llamacpp.library import GGML, behind, beside
+from llamadiff.llamacpp.probes import Rounding, rounding_by
 from llamadiff.system import libraries
 from llamadiff.system.errors import UserError
 from llamadiff.system.libraries import Loaded, file_with
@@ -39,6 +41,7 @@ _SHIM = {
     "shim_load_backends": (None, ctypes.c_char_p),
     "shim_model": (Address, ctypes.c_char_p, _INT, _INT, _INT, Address),
     "shim_context": (Address, Address, ctypes.POINTER(_Room), OBSERVE),
+    "shim_tokenizes_by_model": (_INT,),
     "shim_decode": (_INT, Address, _INT, _INTS, _INTS, _INTS),
 }
 
@@ -51,6 +54,7 @@ class Compiled(Library):
         super().__init__(loaded(tree), f"llama.cpp in {tree.folder.name}")
         declare(self.lib, _SHIM, "shim")
         self.lib.shim_load_backends(os.fsencode(tree.library.parent))
+        self.repacks = not tree.words().isdisjoint(REPACKING)
 
     def structure(self) -> type[ctypes.Structure]:
         fields = ctypes.cast(ctypes.addressof(_Field.in_dll(self.lib, "shim_fields")), ctypes.POINTER(_Field))
@@ -61,19 +65,34 @@ class Compiled(Library):
         return structure_at(places)
 
     def load(self, path: bytes, loading: Loading) -> Handle:
+        if loading.repack and not self.repacks:
+            raise UserError(
+                f"repack=on: {self.name} has no {REPACKING[0]} in its llama.h, and would not apply it; leave it out"
+            )
         return self.lib.shim_model(path, loading.layers, loading.repack, loading.vocab_only, loading.device)
 
     def context(self, model: Handle, room: Room, observe: Observe | None) -> Handle:
         self.callback = OBSERVE(observe) if observe is not None else OBSERVE()  # kept alive with the context
         return self.lib.shim_context(model, ctypes.byref(_Room(*astuple(room))), self.callback)
 
+    def rounding(self) -> Rounding:
+        """As llama.cpp of late says it; an earlier one, or a fork, by the shim."""
+        if not hasattr(self.lib, "shim_partner"):
+            return super().rounding()
+        declare(self.lib, {"shim_partner": (_INT, _INT), "shim_from_float": (Address, _INT)}, "shim")
+        return rounding_by(self.lib, self.lib.shim_from_float, self.lib.shim_partner)
+
+    def tokenizer(self, model: Handle) -> Handle:
+        return model if self.lib.shim_tokenizes_by_model() else super().tokenizer(model)
+
     def decode(self, context: Handle, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> int:
         many = _INT * len(tokens)
         return int(self.lib.shim_decode(context, len(tokens), many(*tokens), many(*positions), many(*sequences)))
 
 
-OPTIONAL = ("flash_attn_type", "kv_unified", "op_offload", "ggml_backend_load_all_from_path")  # HAS_x in shim.c
-NEEDED = ("use_extra_bufts", "cb_eval", "n_seq_max")  # fields without which a baseline is none
+NEEDED = ("cb_eval",)  # a field without which nothing can be seen
+REPACKING = ("use_extra_bufts", "repack_tensors")  # fields of which one turns it on; without either, a build does not
+_HAS = re.compile(rb"\bHAS_(\w+)")
 
 
 def loaded(tree: BuildTree) -> Any:
@@ -83,9 +102,16 @@ def loaded(tree: BuildTree) -> Any:
     lacking = [name for name in NEEDED if name not in words]
     if lacking:
         raise UserError(f"{tree.folder}: its llama.h has no {lacking[0]}, which a run needs; use a later llama.cpp")
-    flags = [f"-DHAS_{name}" for name in OPTIONAL if name in words]
+    flags = flags_of(words, tree.words("llama.h"))
     headers = (path.read_bytes() for path in tree.headers)
     return kept(shim_of(tree, flags), headers, [*flags, *_about(tree)], partial(_loaded, tree, needed))
+
+
+def flags_of(words: Collection[str], fields: Collection[str]) -> list[str]:
+    """What tells shim.c what it asks headers for: functions among all ``words``, fields among those of llama.h."""
+    source = pkgutil.get_data("llamadiff.ext.builds", "shim.c") or b""
+    asked = sorted({match.decode() for match in _HAS.findall(source)})
+    return [f"-DHAS_{name}" for name in asked if name in (words if name.startswith(("ggml_", "llama_")) else fields)]
 
 
 def _loaded(tree: BuildTree, needed: Sequence[ctypes.CDLL], shim: Path) -> Any:

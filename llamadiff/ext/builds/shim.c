@@ -1,7 +1,8 @@
 // What llamadiff asks of llama.cpp where structures are involved, compiled against the headers of the llama.cpp at hand.
 //
 // Functions and structures here are an interface of llamadiff's own, which stays the same: numbers and pointers alone.
-// HAS_x is defined where the headers have the word x: a field or a function that not every version has.
+// HAS_x is defined where the headers have the word x: a field or a function that not every version has. What one has not
+// is left out. Functions of later versions are made of those of earlier ones, at the end.
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,15 +47,22 @@ SHIM void shim_load_backends(const char * folder) {
 // ---- models ---------------------------------------------------------------------------------------------------------
 
 SHIM void * shim_model(const char * path, int32_t gpu_layers, int32_t repack, int32_t vocab_only, void * device) {
-    static ggml_backend_dev_t devices[2];  // llama.cpp reads it while it loads, and keeps no pointer to it
     struct llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = gpu_layers;
-    params.use_extra_bufts = repack != 0;
     params.vocab_only = vocab_only != 0;
+#ifdef HAS_use_extra_bufts
+    params.use_extra_bufts = repack != 0;
+#endif
+#ifdef HAS_repack_tensors
+    params.repack_tensors = repack != 0;
+#endif
+#ifdef HAS_ggml_backend_dev_t
+    static ggml_backend_dev_t devices[2];  // llama.cpp reads it while it loads, and keeps no pointer to it
     if (device != NULL || gpu_layers == 0) {  // no list would be all GPUs, whatever has layers there
         devices[0] = (ggml_backend_dev_t) device;
         params.devices = devices;
     }
+#endif
     return llama_model_load_from_file(path, params);
 }
 
@@ -70,7 +78,9 @@ SHIM void * shim_context(void * model, const struct shim_room * room, ggml_backe
     params.n_ctx = (uint32_t) room->n_ctx;
     params.n_batch = (uint32_t) room->n_batch;
     params.n_ubatch = (uint32_t) room->n_ubatch;
+#ifdef HAS_n_seq_max
     params.n_seq_max = (uint32_t) room->n_seq;
+#endif
     params.type_k = (enum ggml_type) room->type_k;
     params.type_v = (enum ggml_type) room->type_v;
     params.n_threads = room->threads;
@@ -81,8 +91,11 @@ SHIM void * shim_context(void * model, const struct shim_room * room, ggml_backe
     params.rope_freq_scale = room->rope_scale;
 #ifdef HAS_flash_attn_type
     params.flash_attn_type = room->flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-#else
+#elif defined(HAS_flash_attn)
     params.flash_attn = room->flash_attn != 0;
+#endif
+#ifdef HAS_fused_up_gate  // ik_llama.cpp: each op by itself
+    params.fused_moe_up_gate = params.fused_up_gate = params.fused_mmad = params.rope_cache = params.graph_reuse = false;
 #endif
 #ifdef HAS_kv_unified
     params.kv_unified = room->n_seq > 1 || params.kv_unified;
@@ -111,3 +124,113 @@ SHIM int32_t shim_decode(
     llama_batch_free(batch);
     return code;
 }
+
+// ---- how a CPU rounds, where the structure that says so is given by value -------------------------------------------
+
+#ifdef HAS_ggml_internal_get_type_traits
+SHIM void * shim_from_float(int32_t type) {
+    return (void *) ggml_internal_get_type_traits((enum ggml_type) type).from_float;
+}
+
+SHIM int32_t shim_partner(int32_t type) {
+    return (int32_t) ggml_internal_get_type_traits((enum ggml_type) type).vec_dot_type;
+}
+#endif
+
+// ---- functions of later versions, made of those that there are ------------------------------------------------------
+
+SHIM int32_t shim_tokenizes_by_model(void) {  // and not by the model's vocabulary
+    typedef int32_t by_model(
+        const struct llama_model *, const char *, int32_t, llama_token *, int32_t, bool, bool);
+    return __builtin_types_compatible_p(__typeof__(llama_tokenize), by_model);
+}
+
+#ifndef HAS_llama_model_n_layer
+SHIM int32_t llama_model_n_layer(const struct llama_model * model) { return llama_n_layer(model); }
+#endif
+
+#ifndef HAS_llama_model_n_ctx_train
+SHIM int32_t llama_model_n_ctx_train(const struct llama_model * model) { return llama_n_ctx_train(model); }
+#endif
+
+#ifndef HAS_llama_model_free
+SHIM void llama_model_free(struct llama_model * model) { llama_free_model(model); }
+#endif
+
+#ifndef HAS_llama_get_memory  // the memory of a context is the context; of a model that attends both ways there is none
+#include <stdio.h>
+#include <string.h>
+
+SHIM void * llama_get_memory(struct llama_context * context) {
+    const struct llama_model * model = llama_get_model(context);
+    char architecture[64], key[96], causal[16];
+    if (llama_model_meta_val_str(model, "general.architecture", architecture, sizeof(architecture)) > 0) {
+        snprintf(key, sizeof(key), "%s.attention.causal", architecture);
+        if (llama_model_meta_val_str(model, key, causal, sizeof(causal)) > 0 && strcmp(causal, "false") == 0) {
+            return NULL;
+        }
+    }
+    return context;
+}
+
+SHIM void llama_memory_clear(void * memory, bool data) {
+    (void) data;
+    llama_kv_cache_clear(memory);
+}
+
+SHIM bool llama_memory_seq_rm(void * memory, int32_t sequence, int32_t start, int32_t stop) {
+    return llama_kv_cache_seq_rm(memory, sequence, start, stop);
+}
+
+SHIM void llama_memory_seq_cp(void * memory, int32_t source, int32_t target, int32_t start, int32_t stop) {
+    llama_kv_cache_seq_cp(memory, source, target, start, stop);
+}
+
+SHIM void llama_memory_seq_add(void * memory, int32_t sequence, int32_t start, int32_t stop, int32_t by) {
+    llama_kv_cache_seq_add(memory, sequence, start, stop, by);
+}
+
+SHIM bool llama_memory_can_shift(void * memory) {  // nothing says so
+    (void) memory;
+    return false;
+}
+#endif
+
+#ifndef HAS_ggml_backend_dev_t  // what there is are backends, by numbers; a device is one and more
+#define NUMBER(device) ((size_t) (uintptr_t) (device) - 1)
+
+SHIM size_t ggml_backend_dev_count(void) { return ggml_backend_reg_get_count(); }
+
+SHIM void * ggml_backend_dev_get(size_t number) { return (void *) (uintptr_t) (number + 1); }
+
+SHIM const char * ggml_backend_dev_name(void * device) { return ggml_backend_reg_get_name(NUMBER(device)); }
+
+SHIM const char * ggml_backend_dev_description(void * device) { return ggml_backend_dev_name(device); }
+
+SHIM void * ggml_backend_dev_buffer_type(void * device) {
+    return ggml_backend_reg_get_default_buffer_type(NUMBER(device));
+}
+
+SHIM int32_t ggml_backend_dev_type(void * device) {  // a GPU's memory is its own
+    return ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device)) ? 0 : 1;
+}
+
+SHIM void * ggml_backend_dev_backend_reg(void * device) { return device; }
+
+SHIM void * ggml_backend_reg_get_proc_address(void * backend, const char * name) {
+    (void) backend;
+    (void) name;
+    return NULL;
+}
+
+SHIM void * ggml_backend_dev_init(void * device, const char * parameters) {
+    return ggml_backend_reg_init_backend(NUMBER(device), parameters);
+}
+
+SHIM bool ggml_backend_dev_supports_op(void * device, const struct ggml_tensor * op) {
+    ggml_backend_t backend = ggml_backend_dev_init(device, NULL);
+    const bool does = backend != NULL && ggml_backend_supports_op(backend, op);
+    ggml_backend_free(backend);
+    return does;
+}
+#endif

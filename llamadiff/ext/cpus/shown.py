@@ -18,6 +18,7 @@ from llamadiff.judge.measuring import Judge
 from llamadiff.judge.settings import settings_of
 from llamadiff.judge.study import Bench, Study
 from llamadiff.numerics import metrics, summing, tolerances
+from llamadiff.numerics.cpu import UNKNOWN
 from llamadiff.numerics.policies import rounding_type
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import Tap
@@ -47,7 +48,7 @@ class ShownSums:
     ) -> None:
         """A product was added in float32."""
         self._last, candidate = None, self._judge.sources.get("candidate")
-        if candidate is None or "sums" in candidate.stored:
+        if candidate is None or candidate.stored.get("sums", UNKNOWN) != UNKNOWN:
             return
         for number, lane in enumerate(lanes):
             if lane.source == candidate.name and rounding_type(lane.policy, kind, candidate.stored) == "F16":

@@ -77,9 +77,10 @@ def compare_nodes(
         "peak_rss_mb": peak_rss_mb(),
     }
     judged = Judged(rows=rows, preflight=given, decoding=Decoding(found.trusted, found.refused), timing=timing)
-    said = summarize(rows, str(info.producer.get("name")), _passes(found), request.settings.on_device)
+    said = summarize(rows, str(info.producer.get("name")), _passes(found), found.on_device)
     said = said.under(f"before any node, {given[0].name}: {given[0].found}") if given else said
-    return replace(assembled(sides, judged, ruling, said, _next_steps(rows, request)), engine=EngineUsed(GRAPH))
+    steps = _next_steps(rows, request, found.on_device)
+    return replace(assembled(sides, judged, ruling, said, steps), engine=EngineUsed(GRAPH))
 
 
 def judge_graph(
@@ -225,9 +226,9 @@ def _gaps(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{of.total()} nodes are unchecked{since}, {why}: {ops}"
 
 
-def _next_steps(rows: Sequence[Row], request: Request) -> tuple[str, ...]:
+def _next_steps(rows: Sequence[Row], request: Request, on_device: bool) -> tuple[str, ...]:
     if not any(row.verdict == WRONG for row in rows):
-        return (UNSEEN,) if request.settings.on_device else ()
+        return (UNSEEN,) if on_device else ()
     if request.keep is None:
         return ("run llamadiff backend with --keep DIR: it saves each wrong op with its inputs, for a bug report",)
     return (

@@ -139,13 +139,19 @@ def distance(n: Op, values: Array, found: Array) -> float:
     """NMSE of what was found against what was computed. Of equal values either may come first when they are sorted."""
     values, found = values.reshape(found.shape), np.asarray(found)
     if n.name in SORTED:
-        x = n.x()
+        x, first = n.x(), _sorted_first(n)
+        values, found = values[..., :first], found[..., :first]
         values, found = (np.take_along_axis(x, places.astype(np.int64), axis=-1) for places in (values, found))
         if n.name == "TOP_K":
             values, found = np.sort(values, axis=-1), np.sort(found, axis=-1)
     if n.name in LEFT_OPEN:
         found = np.where(np.isnan(values), values, found)
     return metrics.nmse(found.reshape(1, -1), values.reshape(1, -1), 0)
+
+
+def _sorted_first(n: Op) -> int | None:
+    """How many of a row are sorted, the others behind them in any order (ik_llama.cpp's ARGSORT); None: all."""
+    return int(n.ints[1]) or None if n.name == "ARGSORT" and len(n.ints) > 1 else None
 
 
 def opened(n: Op, values: Array) -> int:

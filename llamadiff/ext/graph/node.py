@@ -11,6 +11,7 @@ import numpy as np
 
 from llamadiff.ext.graph.repro import Memory
 from llamadiff.llamacpp.sent_tensor import NUMPY_TYPES, SentTensor
+from llamadiff.llamacpp.tensors import DEVICE
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Node(SentTensor):
     @property
     def memory(self) -> int:
         return int(self.said["memory"])
+
+    @property
+    def on_device(self) -> bool:
+        """Whether its values are a device's."""
+        return self.said.get("where") == DEVICE
 
     def place_of(self, index: tuple[int, ...]) -> tuple[int, ...]:
         """Where a value is in the whole tensor, of which this may be a part."""

@@ -19,20 +19,23 @@ from numpy.typing import NDArray
 from llamadiff import plugins
 from llamadiff.ext.graph.check import (
     NO_FUNCTION,
+    NOT_LOOKED_AT,
     UNKNOWN_ROUNDING,
+    NodeArithmetics,
     NodeCheck,
     PlainArithmetics,
     Recomputed,
     opened,
 )
 from llamadiff.ext.graph.node import Node
-from llamadiff.ext.graph.op import Op, Operand, compute, function_of, rounds_to_eight_bits
+from llamadiff.ext.graph.op import Op, Operand, compute, function_of, rounded_for
 from llamadiff.ext.graph.repro import save
 from llamadiff.ext.graph.streamed import streamed
+from llamadiff.llamacpp.quantizing import EightBits
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics import metrics, tolerances
-from llamadiff.numerics.cpu import UNKNOWN
 from llamadiff.numerics.pictures import closeup_of
+from llamadiff.system.errors import UserError
 
 Array = NDArray[Any]
 SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, not by its place alone
@@ -40,20 +43,24 @@ SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, n
 
 class NodeChecker:
     """Checks nodes of a run one by one, as its request says; ``results`` are in graph order.
+    ``on_device``: some ran on a device.
 
     ``q8``: how this ggml rounds to eight bits.
     """
 
-    def __init__(self, weights: Weights, request: Request, q8: str) -> None:
+    def __init__(self, weights: Weights, request: Request, q8: EightBits) -> None:
         self.weights, self.request, self.q8 = weights, request, q8
-        on_device = request.settings.on_device
-        of_slice = plugins.ask_first(lambda each: each.node_arithmetics(self._computed, self._decoder, on_device))
-        self.arithmetics = of_slice or PlainArithmetics(self._computed)
+        self.arithmetics = {where: self._arithmetics(where) for where in (False, True)}
+        self.on_device = request.settings.on_device
         self._doubtful: dict[int, Path] = {}
         self.results: list[NodeCheck] = []
         self.step = 0
         self._seen: Counter[str] = Counter()
-        self._pending: Op | None = None
+        self._pending: Op | str | None = None  # or why it is not judged
+
+    def _arithmetics(self, on_device: bool) -> NodeArithmetics:
+        of_slice = plugins.ask_first(lambda each: each.node_arithmetics(self._computed, self._decoder, on_device))
+        return of_slice or PlainArithmetics(self._computed)
 
     def begin(self, step: int) -> None:
         """A pass begins: the prefill, or a decode step."""
@@ -67,14 +74,19 @@ class NodeChecker:
         if node.op == "VIEW":
             self._pending = self._view(node)
             return
-        sources = tuple(self._operand(source) for source in node.sources)
-        self._pending = Op(node.op, node.shape, node.type, node.parameters, sources, q8=self.q8)
+        try:
+            node.check_type()
+            sources = tuple(self._operand(source) for source in node.sources)
+        except UserError as error:
+            self._pending = f"{NOT_LOOKED_AT}: {error}"
+            return
+        self._pending = Op(node.op, node.shape, node.type, node.parameters, sources, q8=self.q8.way)
 
     def done(self, node: Node) -> None:
         """After a node ran: compute it again, and compare."""
         n = self._pending
-        if self.request.only_list:
-            self._report(node, None)
+        if self.request.only_list or isinstance(n, str):
+            self._report(node, None, problem=n if isinstance(n, str) else None)
             return
         if n is None:
             self._report(node, 0.0 if node.is_view_of_its_source() else float("inf"))
@@ -86,15 +98,17 @@ class NodeChecker:
             self._report(node, None, problem=f"{NO_FUNCTION} {n.name}")
             return
         found = node.values()
+        on_device = node.on_device or self.request.settings.on_device
+        self.on_device = self.on_device or on_device
         rule = tolerances.rule_for(tolerances.RULES, node.name, n.name, "*")
         try:
-            best = self.arithmetics.replayed(n, found, rule.match)
+            best = self.arithmetics[on_device].replayed(n, found, rule.match)
         except Exception as error:  # operands of a kind that the function has not met: this node alone is not judged
             self._report(node, None, problem=f"{type(error).__name__}: {error}")
             return
         assert best is not None
         wrong = best.nmse > 10 * (rule.match + best.rounding)
-        if wrong and self.q8 == UNKNOWN and rounds_to_eight_bits(n):
+        if wrong and not self.q8.are_known(rounded_for(n)):
             self._report(node, None, problem=UNKNOWN_ROUNDING)
             return
         self._report(node, best.nmse, best, found, n)
@@ -114,7 +128,7 @@ class NodeChecker:
 
     def settle(self) -> None:
         """All nodes have run: what they show together decides on those that were estimated."""
-        self.results = self.arithmetics.settled(self.results)
+        self.results = self.arithmetics[self.on_device].settled(self.results)
         for number, path in self._doubtful.items():
             if self.results[number].rounding and not self.request.keep_all:
                 path.unlink()

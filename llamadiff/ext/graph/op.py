@@ -21,7 +21,6 @@ from llamadiff.ext.graph import ops
 from llamadiff.ext.graph.stored import kept_as
 from llamadiff.numerics import metrics
 from llamadiff.numerics.arithmetic import rounded
-from llamadiff.numerics.cpu import PARTNER
 from llamadiff.numerics.policies import F32, NATIVE, operands, rounding_type
 from llamadiff.numerics.types import HALVES
 
@@ -171,10 +170,10 @@ def arithmetics(n: Op) -> Iterator[Op]:
     yield replace(n, exact=True)
 
 
-def rounds_to_eight_bits(n: Op) -> bool:
-    """Whether an op rounds activations, or what it stores, to eight bits."""
+def rounded_for(n: Op) -> set[str]:
+    """The types that an op rounds for: of what it multiplies, or of what it stores."""
     kinds = [n.kind] if n.name not in ROUNDING else [source.kind for source in n.sources if source is not None]
-    return any(PARTNER.get(kind.upper(), "").startswith("Q8") for kind in kinds)
+    return {kind.upper() for kind in kinds}
 
 
 def unfollowed(n: Op) -> float:

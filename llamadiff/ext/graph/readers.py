@@ -57,10 +57,6 @@ class _Recording(RunReader):
         self.recording = GraphRecorder(self.weights, rows, whole, self.in_steps)
         return self.recording
 
-    @cached_property
-    def weights(self) -> Weights:
-        return Weights(self.request.model)
-
 
 class KeepingReader(_Recording, TapReader):
     """The taps of a run as a trace, with the graph of all its tokens in it, where that is to be kept."""
@@ -194,13 +190,15 @@ class GraphReader(_Recording):
 class Nodes:
     """What a run that checked every node found: the run's facts, and its nodes in graph order, pass by pass.
 
-    ``trusted``: how many tensors ggml decoded as gguf-py does, bit for bit; ``refused`` names those where it did not.
+    ``trusted``: how many tensors ggml decoded as gguf-py does, bit for bit; ``refused`` names those where it did not;
+    ``on_device``: some nodes ran on a device.
     """
 
     info: Info
     checks: tuple[NodeCheck, ...]
     trusted: int
     refused: tuple[str, ...]
+    on_device: bool = False
 
 
 def check_nodes(
@@ -215,4 +213,5 @@ def check_nodes(
 def found_by(reader: NodeReader) -> Nodes:
     """What a reader has found of a run that is over."""
     read = reader.dequantizer
-    return Nodes(reader.info(), tuple(reader.checker.results), len(read.trusted), tuple(sorted(read.refused)))
+    checker, refused = reader.checker, tuple(sorted(read.refused))
+    return Nodes(reader.info(), tuple(checker.results), len(read.trusted), refused, checker.on_device)

@@ -12,6 +12,7 @@ import numpy as np
 from llamaref.weights import decode
 
 from llamadiff.ext.graph.op import Array, Op, Operand
+from llamadiff.numerics import cpu
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 from llamadiff.system.output import write_whole
@@ -115,6 +116,6 @@ def _loaded(path: Path) -> tuple[Op, Array, Array, str]:
             None if s is None else Operand(_floats(file.get_tensor(f"source.{i}"), s["type"]), s["type"], s["name"])
             for i, s in enumerate(about["sources"])
         )
-        params, q8 = bytes.fromhex(about["params"]), about.get("q8", "")
+        params, q8 = bytes.fromhex(about["params"]), cpu.stated_q8_way(about.get("q8"))
         op = Op(about["op"], tuple(about["shape"]), about["type"], params, sources, q8=q8)
         return op, file.get_tensor("expected"), file.get_tensor("found"), about["node"]

@@ -20,7 +20,6 @@ from llamadiff.llamacpp.request import Request, Say
 from llamadiff.llamacpp.session import SMALL_MODEL, Quiet, ids_of, load, made_context
 from llamadiff.llamacpp.tensor_transport import Feed
 from llamadiff.llamacpp.tensors import Tensor
-from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError
 
 OWN = ""  # in a trial: the good file's values in the good file's type
@@ -87,7 +86,7 @@ class TwoFiles:
         if request.text is not None:
             if self.lib.llama_vocab_type(vocabulary) == 0:  # LLAMA_VOCAB_TYPE_NONE
                 raise UserError(f"{request.model}: the file has no tokenizer; leave out --text")
-            tokens = ids_of(self.library, vocabulary, request.text, special=True, parse=not request.window)[1]
+            tokens = ids_of(self.library, self.models[0], request.text, special=True, parse=not request.window)[1]
         self._check(tokens)
         if not request.window:
             return [TextWindow(tuple(tokens), (*tokens[1:], None), 0)]
@@ -120,7 +119,7 @@ class TwoFiles:
         files = (self.request.model, self.request.other)
         small = max(map(os.path.getsize, files)) < SMALL_MODEL
         threads = settings.threads or (1 if small else os.cpu_count() or 1)
-        k, v = (NUMBERS[kind.upper()] for kind in (settings.type_k, settings.type_v))
+        k, v = (self.library.ggml.number(kind) for kind in (settings.type_k, settings.type_v))
         return Room(max(256, n_tokens), at_once, at_once, 1, k, v, settings.flash_attn, threads)
 
     def _logits(self, side: int, window: TextWindow) -> bytes:
@@ -177,7 +176,7 @@ class TwoFiles:
         made = blocks_of(self.library, kind, floats_of(self.library, Tensor(self.library.ggml, good)), good.ne[0])
         blocks = ctypes.create_string_buffer(bytes(made), len(made))
         self.kept.append(blocks)
-        number = NUMBERS[kind.upper()]
+        number = self.library.ggml.number(kind)
         strides = _strides(good, *self.library.ggml.blocks(number))
         return {"type": number, "data": ctypes.addressof(blocks), "buffer": good.buffer, "nb": strides}
 

@@ -13,14 +13,14 @@ from llamadiff.system.errors import UnrunnableError
 
 
 @lru_cache(maxsize=1)
-def _vocabulary(library: Library, path: str) -> Handle | None:
-    """A file's vocabulary, which is kept for the next request; None where it has none."""
+def _with_tokens(library: Library, path: str) -> Handle | None:
+    """A file's model with its vocabulary alone, which is kept for the next request; None where it has none."""
     library.lib.llama_backend_init()
     model = library.load(os.fsencode(path), Loading(vocab_only=True))
     if not model:
         raise UnrunnableError(f"{path}: llama.cpp cannot load the vocabulary")
     vocabulary = library.lib.llama_model_get_vocab(model)
-    return vocabulary if library.lib.llama_vocab_type(vocabulary) else None  # 0: LLAMA_VOCAB_TYPE_NONE
+    return model if library.lib.llama_vocab_type(vocabulary) else None  # 0: LLAMA_VOCAB_TYPE_NONE
 
 
 def tokenize_all(library: Library, request: Request, say: Say, feed: Feed, special: bool = True) -> None:
@@ -29,21 +29,23 @@ def tokenize_all(library: Library, request: Request, say: Say, feed: Feed, speci
     ``special``: with what the model adds around a text.
     """
     with Quiet(library):
-        vocabulary = _vocabulary(library, request.model)
-        if vocabulary is None:
+        model = _with_tokens(library, request.model)
+        if model is None:
             say(ids=None)
             return
         say(phase=f"llama.cpp tokenizes {len(request.texts)} texts")
-        ids = [ids_of(library, vocabulary, text, special)[1] for text in request.texts]
+        ids = [ids_of(library, model, text, special)[1] for text in request.texts]
+        vocabulary = library.lib.llama_model_get_vocab(model)
         say(ids=ids, add_bos=bool(library.lib.llama_vocab_get_add_bos(vocabulary)))
 
 
 def pieces_all(library: Library, request: Request, say: Say, feed: Feed) -> None:
     """The ``pieces`` of all tokens, special ones too: bytes as characters of Latin-1; None without a tokenizer."""
     with Quiet(library):
-        vocabulary = _vocabulary(library, request.model)
-        count = library.lib.llama_vocab_n_tokens(vocabulary) if vocabulary is not None else 0
-        pieces = [piece_of(library, vocabulary, token).decode("latin-1") for token in range(count)]
+        model = _with_tokens(library, request.model)
+        vocabulary = library.lib.llama_model_get_vocab(model) if model is not None else None
+        count = library.lib.llama_vocab_n_tokens(vocabulary) if model is not None else 0
+        pieces = [piece_of(library, model, token).decode("latin-1") for token in range(count)]
         say(pieces=pieces or None)
 
 

@@ -17,19 +17,24 @@ def line_of(run: OpRun) -> str:
     """What the terminal says of one op."""
     return (
         f"{run.verdict.upper():6} {shown(run.name)}: {run.op} {run.inputs} on {shown(run.device)}: own error "
-        f"{run.error:.1e}, limit {run.limit:.0e}; {run.recorded:.1e} where it was saved"
+        f"{run.error:.1e}, limit {run.limit:.0e}; {run.recorded:.1e} where it was saved{_why(run)}"
     )
+
+
+def _why(run: OpRun) -> str:
+    return f"; not judged, {run.problem}" if run.problem else ""
 
 
 def to_markdown(runs: Sequence[OpRun], about: About) -> str:
     """The runs, those that are wrong first, no longer than GitHub takes."""
-    ordered = sorted(runs, key=lambda run: run.verdict != WRONG)
+    ordered = sorted(runs, key=lambda run: (run.verdict != WRONG, not run.problem))
     return fitted(_sections(ordered[:_MOST_OPS], len(runs), about))
 
 
 def _sections(runs: Sequence[OpRun], count: int, about: About) -> Iterator[str]:
-    wrong = [run for run in runs if run.verdict == WRONG]
-    yield f"### {_title(wrong[0] if wrong else runs[0], len(wrong), count)}"
+    wrong, unjudged = [run for run in runs if run.verdict == WRONG], [run for run in runs if run.problem]
+    first = next(iter((*wrong, *unjudged)), runs[0])
+    yield f"### {_title(first, len(wrong), len(unjudged), count)}"
     yield (
         "Each op ran alone, on inputs that a real run had. The right values are computed from the same inputs in NumPy."
     )
@@ -39,7 +44,9 @@ def _sections(runs: Sequence[OpRun], count: int, about: About) -> Iterator[str]:
     yield from _lines(runs)
 
 
-def _title(first: OpRun, wrong: int, count: int) -> str:
+def _title(first: OpRun, wrong: int, unjudged: int, count: int) -> str:
+    if not wrong and unjudged:
+        return f"UNCHECKED: {unjudged} of {count} saved ops not judged, {first.problem}, on {prose(first.device, 60)}"
     if not wrong:
         return f"MATCH: {count} of {count} saved ops right on {prose(first.device, 60)}"
     others = f", and {wrong - 1} more of {count} ops" if wrong > 1 else ""

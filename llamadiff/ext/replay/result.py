@@ -13,6 +13,7 @@ class OpRun:
     """One op: what it is, how far ``device`` is off now, how far the run was that saved it, and the limit of both.
 
     ``line`` is the op as ggml's own tests read it. The device is furthest off at ``index``, where it gave ``found``.
+    ``problem``: why that cannot be judged, if it cannot.
     """
 
     path: Path
@@ -27,7 +28,8 @@ class OpRun:
     index: tuple[int, ...] = ()
     found: float = 0.0
     right: float = 0.0
+    problem: str = ""
 
     @property
     def verdict(self) -> str:
-        return of_node(self.error, self.limit).verdict
+        return of_node(None if self.problem else self.error, self.limit).verdict

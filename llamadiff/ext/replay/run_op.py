@@ -17,7 +17,6 @@ from llamadiff.llamacpp.layout import Address, InitParams, declare, ggml_context
 from llamadiff.llamacpp.request import Request, Say
 from llamadiff.llamacpp.tensor_transport import Feed
 from llamadiff.llamacpp.tensors import Tensor
-from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError
 
 OPS, NEWER = 90, 24  # numbers that ops have in every version, and how far a later one may have moved them
@@ -102,7 +101,7 @@ class OpRunner:
         """A tensor in another one's memory."""
         made = self.lib.ggml_view_tensor(context, base)
         tensor = self.ggml.node(made).tensor
-        tensor.type = NUMBERS[kind.upper()]
+        tensor.type = self.ggml.number(kind)
         tensor.op = 0  # NONE: a leaf, not a view that is to be computed
         tensor.src[0] = None
         for axis in range(4):
@@ -115,7 +114,7 @@ class OpRunner:
             place = list(op.places).index(WRITTEN[op.word])
             result = self._look(context, made[place][1], op.types[place], op.sizes[place], op.strides[place])
         else:
-            kind = NUMBERS[op.kind.upper()]
+            kind = self.ggml.number(op.kind)
             result = self.lib.ggml_new_tensor_4d(context, kind, *reversed(op.shape))
         tensor, params = self.ggml.node(result).tensor, bytes.fromhex(op.params)
         tensor.op = self._number(op)
@@ -141,7 +140,7 @@ def run_ops(library: Library, request: Request, say: Say, feed: Feed) -> None:
         saved = SavedOp(**json.loads(text))
         say(phase=f"running {os.path.basename(saved.path)}")
         runner.run(saved, partial(_tell_result, feed, number))
-    say(device=runner.device.name, **library.machine())
+    say(device=runner.device.name, **library.rounding(), **library.machine())
 
 
 def _tell_result(feed: Feed, number: int, node: Tensor) -> None:

@@ -16,16 +16,22 @@ from numpy.typing import NDArray
 from llamadiff.ext.graph.repro import load, memory_of, reach
 from llamadiff.ext.replay.run_op import WRITTEN
 from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.quantizing import EightBits
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.llamacpp.sent_tensor import NUMPY_TYPES, SentTensor
+from llamadiff.llamacpp.sent_tensor import BYTE_ORDERS, NUMPY_TYPES, SentTensor
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 
 Array = NDArray[Any]
 
 
-def run_saved(paths: Sequence[Path], settings: Settings, progress: Progress = silent) -> tuple[list[Array], str]:
-    """What the ops of files give, [ne3, ne2, ne1, ne0], and the name of the device. Raises UserError."""
+def run_saved(
+    paths: Sequence[Path], settings: Settings, progress: Progress = silent
+) -> tuple[list[Array], str, EightBits]:
+    """What the ops of files give, [ne3, ne2, ne1, ne0]; the device's name, and how its ggml rounds.
+
+    Raises UserError.
+    """
     request = Request(
         "", errand="llamadiff.ext.replay.run_op:run_ops", texts=tuple(map(_described, paths)), settings=settings
     )
@@ -38,8 +44,8 @@ def run_saved(paths: Sequence[Path], settings: Settings, progress: Progress = si
     with Child(settings) as child:
         if child.runner and child.ask(Request(""), silent)["order"] != sys.byteorder:
             raise UserError(f"runner={child.runner}: its bytes are in another order than those that were saved")
-        device = child.ask(request, progress, hear)["device"]
-    return found, device
+        answer = child.ask(request, progress, hear)
+    return found, answer["device"], EightBits.told(answer, BYTE_ORDERS[sys.byteorder])
 
 
 def _described(path: Path) -> str:

@@ -19,6 +19,7 @@ from llamadiff.llamacpp.steps import CLEAR, COPY, DECODE, GET, LOAD, NEW, REMOVE
 
 Array = NDArray[Any]
 MOST = 20  # faults that are told
+NO_WINDOWS = "this llama.cpp does not say how far layers with a window see"
 
 
 @dataclass
@@ -39,7 +40,8 @@ class Inputs:
     """What was done to a context, and the ``faults`` in what its passes were given."""
 
     def __init__(self) -> None:
-        self.windows, self.faults = [Window()], list[str]()
+        self.windows, self.knows_windows = [Window()], True
+        self.faults, self.unsure = list[str](), list[str]()
         self.history, self.batch = History(), 0
         self.caches: dict[str, Cells] = {}
         self.states: dict[int, Kept] = {}
@@ -59,8 +61,9 @@ class Inputs:
             **dict.fromkeys((given.CLEARED, given.READ, given.MOVED, given.WRITTEN), self._states),
         }  # fmt: skip
 
-    def within(self, length: int) -> None:
-        """Some of the model's layers may have a window of this length, of either kind."""
+    def within(self, length: int | None) -> None:
+        """Some of the model's layers may have a window of this length, of either kind; None: llama.cpp does not say."""
+        self.knows_windows = length is not None
         self.windows = [Window(), Window(length), Window(length, chunked=True)] if length else [Window()]
 
     # -- what is done --------------------------------------------------------------------------------------------------
@@ -257,7 +260,11 @@ class Inputs:
             yield f"{self._name(row)} sees positions of its own that are hidden: {self._places(row, own)}"
         missing = right - rows
         if missing and not unknown:
-            yield f"{self._name(row)} does not see positions {self._places(row, missing)}"
+            said = f"{self._name(row)} does not see positions {self._places(row, missing)}"
+            if self.knows_windows:
+                yield said
+            elif not self.unsure:
+                self.unsure.append(f"in the {ordinal(self.batch)} batch {said}; {NO_WINDOWS}")
 
     @staticmethod
     def _whose(cells: Cells, row: Row, unknown: Sequence[int], missing: int) -> str:

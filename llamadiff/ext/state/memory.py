@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from llamadiff.llamacpp.interface import Handle, Library, Room
+from llamadiff.llamacpp.layout import Address, declare
 from llamadiff.llamacpp.request import Request, Say
 from llamadiff.llamacpp.session import Quiet, asked, load, made_context
 from llamadiff.llamacpp.steps import CLEAR, COPY, GET, LOAD, REMOVE, SAVE, SET, SHIFT, Step
 from llamadiff.llamacpp.tensor_transport import Feed
-from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError
 from llamadiff.system.stale_files import temporary_directory
 
 NO_ROPE = -1  # LLAMA_ROPE_TYPE_NONE
+_KNOWN = ("llama_model_rope_type", "llama_model_n_swa")  # what a schedule cannot do without
 STATES = ("llama_model_is_recurrent", "llama_model_is_hybrid")
 
 
@@ -56,15 +57,16 @@ class Memory:
         return True
 
     def _get(self, sequence: int, place: int) -> bool:
-        size = int(self.lib.llama_state_seq_get_size(self.context, sequence))
+        # the last of each is for forks, where it is flags; others do not look at it
+        size = int(self.lib.llama_state_seq_get_size(self.context, sequence, 0))
         buffer = ctypes.create_string_buffer(size)
-        count = int(self.lib.llama_state_seq_get_data(self.context, buffer, size, sequence))
+        count = int(self.lib.llama_state_seq_get_data(self.context, buffer, size, sequence, 0))
         self.kept[place] = buffer.raw[:count]
         return count == size
 
     def _set(self, sequence: int, place: int) -> bool:
         held = self.kept[place]
-        return bool(self.lib.llama_state_seq_set_data(self.context, held, len(held), sequence))
+        return bool(self.lib.llama_state_seq_set_data(self.context, held, len(held), sequence, 0))
 
     def _save(self, sequence: int, place: int) -> bool:
         with temporary_directory() as folder:
@@ -87,12 +89,13 @@ def tell_memory(library: Library, request: Request, say: Say, feed: Feed) -> Non
     library.lib.llama_backend_init()
     with Quiet(library):
         model = load(library, request)
-        kind = NUMBERS[request.settings.type_k.upper()], NUMBERS[request.settings.type_v.upper()]
+        kind = library.ggml.number(request.settings.type_k), library.ggml.number(request.settings.type_v)
         context = made_context(library, model, request, Room(256, 32, 32, 2, *kind, request.settings.flash_attn, 1))
         memory = library.lib.llama_get_memory(context)
         shifts = bool(memory) and bool(library.lib.llama_memory_can_shift(memory))
         states = any(asked(library.lib, name, model, ctypes.c_bool) for name in STATES)
-        rope = asked(library.lib, "llama_model_rope_type", model)
-        say(states=states, window=asked(library.lib, "llama_model_n_swa", model), shifts=shifts, turns=rope != NO_ROPE)
+        declare(library.lib, dict.fromkeys(_KNOWN, (ctypes.c_int32, Address)), "llama.cpp")
+        rope, window = (getattr(library.lib, name)(model) for name in _KNOWN)
+        say(states=states, window=window, shifts=shifts, turns=rope != NO_ROPE)
         library.lib.llama_free(context)
         library.lib.llama_model_free(model)

@@ -14,7 +14,6 @@ from llamadiff.llamacpp.request import Say
 from llamadiff.llamacpp.steps import CLEAR, DECODE, IN_F16, IN_F32, LOAD, NEW, SET, SHIFT, Step
 from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensors import Tensor
-from llamadiff.numerics.types import NUMBERS
 from llamadiff.system.errors import UserError
 from llamadiff.trace.taps import layer_of
 
@@ -68,7 +67,7 @@ class Stepper(Observer):
         cells, many, ubatch, *cache = self.room
         batch = max(32, *(len(step.tokens) for step in self.request.way.steps))
         own = CACHES.get(sum(cache))
-        k, v = (NUMBERS[own or kind.upper()] for kind in (settings.type_k, settings.type_v))
+        k, v = (self.library.ggml.number(own or kind) for kind in (settings.type_k, settings.type_v))
         flash = settings.flash_attn and own is None  # it rounds both to float16
         way = self.request.way
         return Room(

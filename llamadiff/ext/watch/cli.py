@@ -66,7 +66,9 @@ def watch(
     refuse_collisions([], [*kept(keep), *reports.named])
     sizes = bytes_of(max_waiting, "--max-waiting"), bytes_of(max_weights, "--max-weights")
     bounds = Bounds(range_of(graphs), first, every, nodes, *sizes, bytes_of(max_node, "--max-node"))
-    found = watch_program(program, bounds, How(pictures=reports.pictures), keep, settings_of(llama_cpp))
+    found = watch_program(
+        program, bounds, How(pictures=reports.pictures), keep, settings_of(llama_cpp, environment=False)
+    )
     reports.write_several(found.graphs)
     print_watched(found.graphs, found.said, found.ended, make_console(sys.stderr))
     finish(found.verdict)

@@ -31,7 +31,6 @@
 #define PART (128ull << 20)  // bytes after which a new file begins
 #define BUFFER (1u << 19)  // bytes that are written at once
 #define SMALL (1ull << 20)  // bytes of memory that a view of it is told of with its values
-#define MUST_COMPUTE 16  // GGML_TENSOR_FLAG_COMPUTE
 #define WEIGHTS 1  // GGML_BACKEND_BUFFER_USAGE_WEIGHTS
 #define ROOM 64  // payloads begin at multiples of it
 
@@ -48,10 +47,11 @@ struct plan {
     uint64_t added;  // nanoseconds that watching took
 };
 
+enum { DEVICE, HOST, HIDDEN };  // where values are
 enum { HEAD, TENSOR, DATA, WEIGHT, LACKING, NODE, LARGE, RESULT, END };
 
 struct chunk {
-    uint32_t kind, host;
+    uint32_t kind, where;
     uint64_t size, at, a, b;
     char filler[24];
 };
@@ -63,6 +63,7 @@ struct described {  // behind a tensor's own bytes
 
 struct layout {
     uint64_t type, buffer, ne, nb, op, op_params, flags, src, view_src, view_offs, data, name, size, sources;
+    uint64_t computed;  // the flag of nodes that are computed; 0: all are
 };
 
 // ---- one ggml of the program's ------------------------------------------------------------------------------------
@@ -117,6 +118,12 @@ struct ggml {
     struct layout at;
     char path[1024];
 };
+
+// Without these no graph can be written down.
+#define NEEDED(F) \
+    F(ggml_graph_n_nodes) F(ggml_graph_node) F(ggml_op_desc) F(ggml_op_name) F(ggml_type_name) F(ggml_type_size) \
+    F(ggml_blck_size) F(ggml_nbytes) F(ggml_is_contiguous) F(ggml_backend_buffer_is_host) \
+    F(ggml_backend_buffer_get_usage) F(ggml_backend_tensor_get) F(ggml_backend_sched_synchronize)
 
 #define MOST_GGMLS 32
 static struct ggml ggmls[MOST_GGMLS];
@@ -235,13 +242,31 @@ static bool answered(struct ggml * g, const char * told) {
     return true;
 }
 
+// A function of this ggml's, by which its library is found.
+static void * anything_of(const struct ggml * g) {
+    void * found = NULL;
+#define FIRST(name) found = found != NULL ? found : (void *) g->name;
+    NEEDED(FIRST)
+#undef FIRST
+    return found != NULL ? found : (void *) g->ggml_graph_compute;
+}
+
+// The first function that it lacks; "" if it has all.
+static const char * lacking(const struct ggml * g) {
+    const char * found = "";
+#define FIRST(name) found = *found == 0 && g->name == NULL ? #name : found;
+    NEEDED(FIRST)
+#undef FIRST
+    return found;
+}
+
 // Ask for the layout of this ggml, once for each library; the lock is held.
 static bool is_readable(struct ggml * g) {
     if (g->number >= 0) {
         return g->readable;
     }
     Dl_info base, cpu;
-    if (g->ggml_graph_node == NULL || !dladdr((void *) g->ggml_graph_node, &base)) {
+    if (!dladdr(anything_of(g), &base)) {
         g->number = 0;
         return false;
     }
@@ -265,7 +290,7 @@ static bool is_readable(struct ggml * g) {
     char * whole = realpath(base.dli_fname, NULL);
     const bool has_cpu = g->ggml_graph_compute != NULL && dladdr((void *) g->ggml_graph_compute, &cpu);
     char * whole_cpu = has_cpu ? realpath(cpu.dli_fname, NULL) : NULL;
-    fprintf(file, "%s\n%s\n", whole ? whole : base.dli_fname, whole_cpu ? whole_cpu : "");
+    fprintf(file, "%s\n%s\n%s\n", whole ? whole : base.dli_fname, whole_cpu ? whole_cpu : "", lacking(g));
     free(whole);
     free(whole_cpu);
     fclose(file);
@@ -389,7 +414,6 @@ struct watch {
     uint64_t number, bytes, start;
     int part;
     bool given, failed;  // this node is handed over; nothing can be written any more
-    bool flagged;  // nodes say whether they are computed
     eval theirs;
     void * user;
     bool they_want;
@@ -751,8 +775,9 @@ static void tell_tensor(struct watch * w, void * tensor) {
     }
     memcpy(told + g->at.size, &more, sizeof(more));
     void * buffer = AT(void *, tensor, buffer);
-    const bool host = buffer == NULL || g->ggml_backend_buffer_is_host(buffer) || is_hidden(g, buffer);
-    struct chunk head = { .kind = TENSOR, .host = host, .size = g->at.size + sizeof(more), .at = (uint64_t) tensor };
+    const bool is_host = buffer == NULL || g->ggml_backend_buffer_is_host(buffer);
+    const uint32_t where = is_host ? HOST : is_hidden(g, buffer) ? HIDDEN : DEVICE;
+    struct chunk head = { .kind = TENSOR, .where = where, .size = g->at.size + sizeof(more), .at = (uint64_t) tensor };
     if (cut != NULL || is_windowed(w, tensor)) {  // where the part begins, on which axis
         head.a = (uint64_t) (cut != NULL ? cut->axis : 1);
         head.b = (uint64_t) (cut != NULL ? cut->first : w->window.first);
@@ -963,7 +988,7 @@ static void tell_source(struct watch * w, void * node, void * source) {
 // Before a node runs: what it is, and what it reads. Ops run in place, so this cannot be done afterwards.
 static void before(struct watch * w, void * node) {
     const struct ggml * g = w->g;
-    const bool computed = !w->flagged || (AT(int32_t, node, flags) & MUST_COMPUTE);
+    const bool computed = !g->at.computed || (AT(int32_t, node, flags) & (int32_t) g->at.computed);
     w->given = computed && !w->failed
         && (plan->nodes[0] == 0 || fnmatch(plan->nodes, field(g, node, g->at.name), 0) == 0);
     if (!w->given) {
@@ -1042,10 +1067,6 @@ static bool look(void * node, bool ask, void * user) {
 static void begin_watch(struct watch * w, struct ggml * g, void * graph, uint64_t number) {
     memset(w, 0, sizeof(*w));
     w->g = g, w->number = number;
-    const int count = g->ggml_graph_n_nodes(graph);
-    for (int i = 0; i < count && !w->flagged; i++) {
-        w->flagged = AT(int32_t, g->ggml_graph_node(graph, i), flags) & MUST_COMPUTE;
-    }
     open_part(w);
 }
 
@@ -1111,8 +1132,8 @@ static int passed(compute real, void * by, void * graph, const char * name) {
 }
 
 static bool is_to_watch(struct ggml * g, void * graph, uint64_t * number) {
-    return plan != NULL && inside == 0 && g->ggml_graph_n_nodes != NULL && g->ggml_graph_n_nodes(graph) > 0
-        && is_wanted(g, graph, number);
+    const bool is_empty = g->ggml_graph_n_nodes != NULL && g->ggml_graph_n_nodes(graph) == 0;
+    return plan != NULL && inside == 0 && !is_empty && is_wanted(g, graph, number);
 }
 
 // By a scheduler: it asks about each node before and after that runs.
@@ -1143,7 +1164,11 @@ static int by_nodes(
 ) {
     uint64_t number;
     const bool can = one && g->ggml_init && g->ggml_graph_add_node && g->ggml_graph_clear;
-    if (!can || !is_to_watch(g, graph, &number)) {
+    const bool wanted = is_to_watch(g, graph, &number);
+    if (!can || !wanted) {
+        if (wanted) {
+            add(&plan->failed, 1);
+        }
         return passed(real, second ? graph : by, second ? by : graph, name);
     }
     struct watch w;

@@ -94,6 +94,10 @@ def _nothing(found: Watched, name: str, ended: str) -> str:
         return LINKED + why
     if found.refused:
         return f"{Path(found.refused[0].path).name}: its tensors cannot be read: {found.refused[0].refused}{why}"
+    if found.failed == found.seen:
+        return (
+            f"none of {found.seen} graphs could be written down: the disk is full, or this ggml runs no node alone{why}"
+        )
     return f"none of {found.seen} graphs was judged; see --graphs, --first and --every{why}"
 
 

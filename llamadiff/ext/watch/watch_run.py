@@ -120,8 +120,9 @@ class Answers:
         """Answer whoever asks -> the numbers of what is known now."""
         new = []
         for name, match in files(self.folder, _ASK):
-            base, cpu, *_ = (self.folder / name).read_text("utf-8", "surrogateescape").split("\n")
-            ggml = self._known.get(base) or self.ask(base, cpu)
+            base, cpu, lacking, *_ = (self.folder / name).read_text("utf-8", "surrogateescape").split("\n")
+            lacks = Ggml(base, refused=f"this ggml has no {lacking}; use another version") if lacking else None
+            ggml = self._known.get(base) or lacks or self.ask(base, cpu)
             key = int(match[1]), int(match[2])
             self._known[base] = self.ggmls[key] = ggml
             (self.folder / name).unlink()

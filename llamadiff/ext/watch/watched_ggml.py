@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff.llamacpp.layout import structure_at, tensor_structure
-from llamadiff.llamacpp.probes import rounded_probes
+from llamadiff.llamacpp.probes import rounding_of
+from llamadiff.llamacpp.tensors import computed_flag
 from llamadiff.system import python_child
 from llamadiff.system.errors import UserError
 from llamadiff.system.libraries import Loaded
@@ -27,15 +28,16 @@ FIELDS = (  # as watch.c reads them
 
 @dataclass(frozen=True)
 class Ggml:
-    """One library of a program's: where its tensors have their fields, its ``version``, what ``rounded_probes`` gives.
+    """One library of a program's: where its tensors have their fields, its ``version``, what ``rounding_of`` gives.
 
-    ``refused`` says why its tensors cannot be read.
+    ``computed``: the flag of nodes that it computes (``computed_flag``). ``refused`` says why it cannot be read.
     """
 
     path: str
     places: Mapping[str, int] = field(default_factory=dict)
+    computed: int = 0
     version: str = ""
-    rounded: Mapping[str, str] = field(default_factory=dict)
+    rounding: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     refused: str = ""
 
     @property
@@ -45,11 +47,14 @@ class Ggml:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """What watch.c is told: the places, the structure's size, how many sources it has; zeros of one unreadable."""
+        """What watch.c is told: the places, the structure's size, how many sources it has, the flag.
+
+        Zeros of one that cannot be read.
+        """
         if self.refused:
-            return (0,) * (len(FIELDS) + 2)
+            return (0,) * (len(FIELDS) + 3)
         made = self.structure
-        return (*(self.places[name] for name in FIELDS), sizeof(made), len(made().src))
+        return (*(self.places[name] for name in FIELDS), sizeof(made), len(made().src), self.computed)
 
 
 def asked(base: str, cpu: str) -> Ggml:
@@ -74,9 +79,10 @@ def main(base: str, cpu: str) -> None:
         library = Loaded(Path(base))
         structure = tensor_structure(library)
         said["places"] = {name: getattr(structure, name).offset for name in FIELDS}
+        said["computed"] = computed_flag(library, structure)
         said["version"] = _version(library)
         with suppress(OSError):
-            said["rounded"] = rounded_probes(Loaded(Path(cpu))) if cpu else {}
+            said["rounding"] = rounding_of(Loaded(Path(cpu))) if cpu else {}
     except (OSError, UserError) as error:
         said = {"refused": str(error)}
     print(json.dumps(said))

@@ -16,10 +16,13 @@ from llamadiff.ext.graph.graph import VIEWS
 from llamadiff.ext.graph.node import Node
 from llamadiff.ext.graph.node_checker import NodeChecker
 from llamadiff.llamacpp.dequantize import Dequantizer
+from llamadiff.llamacpp.quantizing import EightBits
 from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.tensors import DEVICE, HIDDEN, HOST, Words, describe_in_full
 
 HEAD, TENSOR, DATA, WEIGHT, LACKING, NODE, LARGE, RESULT, END = range(9)  # as in watch.c
 ROOM = 64
+WHERE = (DEVICE, HOST, HIDDEN)  # as in watch.c
 TOO_LARGE = f"{NOT_LOOKED_AT}: larger than --max-node"
 TOO_MANY = f"{NOT_LOOKED_AT}: its weight is beyond --max-weights, or of a type that gguf-py does not know"
 
@@ -28,7 +31,7 @@ class _Chunk(ctypes.Structure):
     """struct chunk."""
 
     _fields_ = [
-        ("kind", ctypes.c_uint32), ("host", ctypes.c_uint32), ("size", ctypes.c_uint64), ("at", ctypes.c_uint64),
+        ("kind", ctypes.c_uint32), ("where", ctypes.c_uint32), ("size", ctypes.c_uint64), ("at", ctypes.c_uint64),
         ("a", ctypes.c_uint64), ("b", ctypes.c_uint64), ("filler", ctypes.c_char * 24),
     ]  # fmt: skip
 
@@ -109,7 +112,7 @@ class ProgramWeights:
 class WatchedGraph:
     """One graph of a program's, as parts of it come in."""
 
-    def __init__(self, structure: Any, held: ProgramWeights, request: Request, q8: str, number: int) -> None:
+    def __init__(self, structure: Any, held: ProgramWeights, request: Request, q8: EightBits, number: int) -> None:
         """``number``: of the graphs that are judged, from 0 on."""
         self.structure, self.held = structure, held
         self.request, self.q8, self.number = request, q8, number
@@ -122,7 +125,7 @@ class WatchedGraph:
         self.read: dict[str, str] = {}  # weights: the names here, and the program's
         self.nodes: list[str] = []
         self._unread = dict[int, str]()  # results that no node has read yet: where they are, and of which op
-        self.is_whole = self.on_device = False
+        self.is_whole = False
 
     @property
     def fills(self) -> bool:
@@ -130,12 +133,16 @@ class WatchedGraph:
         return {*self._unread.values()} == {"CPY"}
 
     @property
+    def on_device(self) -> bool:
+        """Whether some of its nodes ran on a device."""
+        return self._checker is not None and self._checker.on_device
+
+    @property
     def checks(self) -> list[NodeCheck]:
         return self._checker.results if self._checker is not None else []
 
     def take(self, data: mmap) -> None:
         """Check the nodes of one more part."""
-        self.on_device = self.on_device or any(c.kind == TENSOR and not c.host for c, _ in chunks(data))
         for chunk, part in chunks(data):
             self._take(chunk, part)
         self._data.clear()
@@ -145,14 +152,13 @@ class WatchedGraph:
     @property
     def checker(self) -> NodeChecker:
         if self._checker is None:
-            settings = replace(self.request.settings, device="device" if self.on_device else "")
-            self._checker = NodeChecker(self.held.weights, replace(self.request, settings=settings), self.q8)
+            self._checker = NodeChecker(self.held.weights, self.request, self.q8)
             self._checker.begin(self.number)
         return self._checker
 
     def _take(self, chunk: _Chunk, part: memoryview) -> None:
         if chunk.kind == TENSOR:
-            self._tensors[chunk.at] = {**self._said(chunk.at, part), "begins": (int(chunk.a), int(chunk.b))}
+            self._tensors[chunk.at] = self._said(chunk, part)
             self._weights.pop(chunk.at, None)
             self._lacking.discard(chunk.at)
         elif chunk.kind in (DATA, RESULT):
@@ -217,9 +223,7 @@ class WatchedGraph:
         view = said["view"]
         base = self._source(view[0]) if view is not None and view[0] in self._tensors else None
         sources = tuple(map(self._source, said["sources"]))
-        if said["word"] == "SET_ROWS" and len(sources) == 2 and base is not None:
-            sources = (*sources, base)
-        numbers = [self._tensors[each]["number"] for each in said["sources"]]
+        numbers = [self._tensors[each]["number"] for each in said["sources"][: len(said["places"])]]
         looks = view is None or base is None or said["data"] == base.said["data"] + view[1]
         return Node({**said, "numbers": numbers, "looks": looks, "tap": None}, sources=sources, base=base)
 
@@ -232,18 +236,10 @@ class WatchedGraph:
             said = {**said, "name": f"{said['name']} (given)"}
         return Node(said, data=self._data.get(at, b""))
 
-    def _said(self, at: int, part: memoryview) -> dict[str, Any]:
-        """A tensor as plain data (``Tensor.said_in_full`` in tensors.py)."""
+    def _said(self, chunk: _Chunk, part: memoryview) -> dict[str, Any]:
+        """A tensor as plain data, and where its values are."""
         tensor = self.structure.from_buffer_copy(part)
         more = _Described.from_buffer_copy(part[ctypes.sizeof(self.structure) :])
-        base = ctypes.cast(tensor.view_src, ctypes.c_void_p).value
-        sources = [ctypes.cast(source, ctypes.c_void_p).value for source in tensor.src]
-        return {
-            "at": at, "name": bytes(tensor.name).decode("utf-8", "replace"), "op": more.op.decode(),
-            "type": more.type.decode(), "ne": list(tensor.ne), "nb": list(tensor.nb), "memory": int(more.bytes),
-            "view": None if base is None else [base, tensor.view_offs], "params": bytes(tensor.op_params).hex(),
-            "code": tensor.op, "number": tensor.type, "word": more.word.decode(),
-            "sources": [source for source in sources if source is not None],
-            "places": [place for place, source in enumerate(sources) if source is not None],
-            "data": tensor.data or 0,
-        }  # fmt: skip
+        words = Words(more.op.decode(), more.type.decode(), int(more.bytes), WHERE[chunk.where])
+        said = describe_in_full(tensor, chunk.at, words, more.word.decode())
+        return {**said, "data": tensor.data or 0, "begins": (int(chunk.a), int(chunk.b))}

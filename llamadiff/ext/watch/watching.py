@@ -18,7 +18,7 @@ from llamadiff.ext.watch.watch_run import GRAPH, OFTEN, Bounds, files
 from llamadiff.ext.watch.watched_ggml import Ggml
 from llamadiff.ext.watch.watched_graph import Head, ProgramWeights, WatchedGraph, head_of, mapped
 from llamadiff.ext.watch.watched_runs import Watchable, here, there
-from llamadiff.llamacpp.quantizing import way_of
+from llamadiff.llamacpp.quantizing import EightBits
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress
@@ -149,7 +149,7 @@ class _Judge:
         key, ggml = (head.process, head.number), self.running.ggmls[head.process, head.ggml]
         graph = self._begun.get(key)
         if graph is None:
-            q8 = way_of(ggml.rounded)
+            q8 = EightBits.told(ggml.rounding)
             graph = self._begun[key] = WatchedGraph(
                 ggml.structure, self._held, self.request, q8, self.graphs + len(self._begun)
             )

@@ -21,7 +21,7 @@ from llamadiff.judge.settings import stored_types
 from llamadiff.judge.verdict import of_check, of_unjudged
 from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError
-from llamadiff.trace.metadata import INPUTS, Info
+from llamadiff.trace.metadata import INPUTS, UNSURE_INPUTS, Info
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import WEIGHTS
 
@@ -48,9 +48,15 @@ def preflight(model: ModelFile, baseline: Trace, candidate: Trace) -> tuple[Chec
 
 def given_rightly(info: Info) -> tuple[Check, ...]:
     """What llama.cpp gave its passes, where that is not what was run before: no op is wrong then, and all is."""
-    faults = info.producer.get(INPUTS)
-    said = [str(fault) for fault in faults] if isinstance(faults, list) else []
-    return tuple(Check(INPUTS, of_check(fault), fault) for fault in said)
+    return tuple(
+        Check(INPUTS, of_check(fault=True, is_known=is_known), str(fault))
+        for where, is_known in ((INPUTS, True), (UNSURE_INPUTS, False))
+        for fault in _listed(info.producer.get(where))
+    )
+
+
+def _listed(stated: object) -> list[Any]:
+    return stated if isinstance(stated, list) else []
 
 
 def _tokens(info: Info, right: Sequence[int]) -> Check:

@@ -14,6 +14,7 @@ from command import run
 from optional import needs
 
 from llamadiff import UserError
+from llamadiff.cli.inputs import settings_of
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.builds.build_tree import find
 from llamadiff.ext.builds.compiled import loaded
@@ -189,9 +190,28 @@ def test_headers_that_the_shim_does_not_compile_against(build):
     assert "\n" not in said
 
 
-def test_headers_without_a_field_that_is_set(build):
-    other_headers(build, "llama.h", "use_extra_bufts", "other_bufts")
-    assert "its llama.h has no use_extra_bufts, which a run needs" in refused(build)
+def test_headers_without_a_field_without_which_nothing_is_seen(build):
+    other_headers(build, "llama.h", "cb_eval", "cb_look")
+    assert "its llama.h has no cb_eval, which a run needs" in refused(build)
+
+
+@pytest.mark.parametrize("field", ["use_extra_bufts", "n_seq_max", "kv_unified", "op_offload"])
+def test_a_field_that_a_fork_has_not_is_left_out(field, build, small_model):
+    """It is where it was, under a name that nobody knows: llama.cpp's own value of it changes no float32 model."""
+    other_headers(build, "llama.h", field, "of_its_own")
+    assert compare(small_model("llama", "F32"), asked(build)).verdict == "match"
+
+
+def test_a_setting_that_a_fork_has_no_field_for_is_refused(build, small_model):
+    other_headers(build, "llama.h", "use_extra_bufts", "of_its_own")
+    with pytest.raises(UserError, match=r"repack=on: .*in checkout has no use_extra_bufts in its llama.h"):
+        judge_graph(small_model(), asked(build, repack=True))
+
+
+@pytest.mark.parametrize("name", ["llama_model_n_layer", "llama_model_n_ctx_train", "llama_model_free"])
+def test_a_function_of_later_versions_is_made_of_an_earlier_one(name, build, small_model):
+    other_headers(build, "llama.h", name, "llama_of_its_own")
+    assert judge_graph(small_model(), asked(build)).verdict == "match"
 
 
 def test_no_compiler(build, cache, monkeypatch):
@@ -248,3 +268,49 @@ def test_a_candidate_is_of_the_build_that_is_asked_for(build, small_model):
     render(other, make_console(page, 200))
     assert "llama.cpp (llama-cpp-python " in page.getvalue()  # two versions are told apart
     assert "and llama.cpp (llama.cpp in checkout, " in page.getvalue()
+
+
+# -- named once, in the environment ------------------------------------------------------------------------------------
+
+
+def test_the_demo_runs_any_build(build, monkeypatch):
+    monkeypatch.setenv("LLAMADIFF_LLAMA_CPP", str(build / "missing"))
+    done = run("demo")
+    assert (done.returncode, done.stderr.count("\n"), "missing: is not a directory" in done.stderr) == (2, 1, True)
+    done = run("demo", "--llama-cpp", build)  # what is given wins
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("MATCH ")
+    done = run("demo", "--llama-cpp", build / "other")
+    assert (done.returncode, "other: is not a directory" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("words", [("backend", "{model}", "--tokens", "1,5"), ("graph", "{model}"), ("doctor",)])
+def test_a_variable_stands_for_the_option_in_every_command(words, build, small_model, monkeypatch):
+    """And what an option says of something else is added to it."""
+    monkeypatch.setenv("LLAMADIFF_LLAMA_CPP", str(build / "missing"))
+    words = [word.format(model=small_model()) for word in words]
+    for more in ((), ("--llama-cpp", "threads=1")):
+        done = run(*words, *more)
+        said = "".join((done.stdout + done.stderr).split())  # a table breaks lines anywhere
+        assert (done.returncode, "missing:isnotadirectory" in said) == (2, True)
+    monkeypatch.setenv("LLAMADIFF_LLAMA_CPP", f"dir={build},threads=1")
+    assert run(*words).returncode == 0
+
+
+def test_what_the_variable_says_is_read_as_the_option_is(monkeypatch):
+    monkeypatch.setenv("LLAMADIFF_LLAMA_CPP", "flash_attn=on,kv=q8_0")
+    assert settings_of(["kv=f16"]) == Settings(type_k="F16", type_v="F16", flash_attn=True)
+    assert settings_of(["kv=f16"], environment=False) == Settings(type_k="F16", type_v="F16")
+    monkeypatch.setenv("LLAMADIFF_LLAMA_CPP", "flash_attn=maybe")
+    with pytest.raises(UserError, match="LLAMA_CPP=flash_attn=maybe: expected on or off"):
+        settings_of(None)
+    monkeypatch.setenv("LLAMADIFF_LLAMA_CPP", " ")
+    assert settings_of(None) == Settings()
+
+
+def test_doctor_says_where_a_build_came_from(build, monkeypatch):
+    assert "LLAMADIFF_LLAMA_CPP" not in run("doctor", "--llama-cpp", build).stdout
+    monkeypatch.setenv("LLAMADIFF_LLAMA_CPP", str(build))
+    said = "".join(run("doctor").stdout.split())
+    assert f"{build},byLLAMADIFF_LLAMA_CPP" in said
+    assert "llama.cppincheckout" in said

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import re
 
 import pytest
 from builds import HEADERS, INSTALLED, compiled
 from optional import needs
 from places import ROOT
 
-from llamadiff.ext.builds.compiled import OPTIONAL
+from llamadiff.ext.builds import build_tree
+from llamadiff.ext.builds.compiled import flags_of
 
 CHOOSES, LIST = 1, 2  # llama.cpp chooses among all devices; a list, of so many more than this
 
@@ -32,10 +34,17 @@ struct llama_model * llama_model_load_from_file(const char * path, struct llama_
 @pytest.mark.parametrize(("given", "devices"), WAYS)
 def test_a_build_is_given_no_gpu(given, devices, tmp_path):
     libraries = [str(next((INSTALLED / "lib").glob(f"lib{name}.so"))) for name in ("llama", "ggml", "ggml-base")]
-    words = (HEADERS / "llama.h").read_text("utf-8")
-    has = [f"-DHAS_{name}" for name in OPTIONAL if name in words]
+    words = re.findall(r"\w+", "".join((HEADERS / name).read_text("utf-8") for name in build_tree.HEADERS))
     shim = str(ROOT / "llamadiff/ext/builds/shim.c")
-    compiled(tmp_path / "shim.so", ASIDE, shim, *has, f"-I{HEADERS}", *libraries, f"-Wl,-rpath,{INSTALLED / 'lib'}")
+    compiled(
+        tmp_path / "shim.so",
+        ASIDE,
+        shim,
+        *flags_of(words, words),
+        f"-I{HEADERS}",
+        *libraries,
+        f"-Wl,-rpath,{INSTALLED / 'lib'}",
+    )
     model = ctypes.CDLL(str(tmp_path / "shim.so")).shim_model
     model.restype, model.argtypes = ctypes.c_size_t, [ctypes.c_char_p, *[ctypes.c_int32] * 3, ctypes.c_void_p]
     layers, device = given

@@ -19,7 +19,9 @@ from llamadiff.system.libraries import LINUX, MACOS, WINDOWS, Libraries
 
 CALLED = (
     "llama_model_default_params", "llama_context_default_params", "llama_model_load_from_file", "llama_init_from_model",
-    "llama_batch_init", "llama_decode", "llama_batch_free",
+    "llama_batch_init", "llama_decode", "llama_n_layer", "llama_n_ctx_train", "llama_free_model", "llama_get_model",
+    "llama_model_meta_val_str", "llama_kv_cache_clear", "llama_kv_cache_seq_rm", "llama_kv_cache_seq_cp",
+    "llama_kv_cache_seq_add", "llama_batch_free",
 )  # fmt: skip
 BEGIN = {"x86_64-windows-gnu": b"MZ", "aarch64-macos": b"\xcf\xfa\xed\xfe"}
 pytestmark = needs("ziglang")
@@ -74,7 +76,8 @@ def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def shim(tree: BuildTree, folder: Path) -> bytes:
     """The shim of a tree, linked."""
     target = folder / f"shim{libraries.HERE.ending}"
-    shims.compiled(compiled.shim_of(tree, ()), target)
+    flags = compiled.flags_of(tree.words(), tree.words("llama.h"))
+    shims.compiled(compiled.shim_of(tree, flags), target)
     return target.read_bytes()
 
 

@@ -11,10 +11,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from llamaref import Weights
+from sent import own_rounding
 
 from llamadiff.ext.cpus import half_sums
 from llamadiff.ext.cpus.device import HALF, DeviceArithmetics, replayed, settled
 from llamadiff.ext.graph.check import NodeCheck
+from llamadiff.ext.graph.node import Node
 from llamadiff.ext.graph.node_checker import NodeChecker
 from llamadiff.ext.graph.op import Op, Operand, compute
 from llamadiff.judge.verdict import of_node
@@ -267,10 +269,10 @@ def test_weights_of_the_file_are_rounded_as_they_are_decoded(kind, wrong, small_
     name = "blk.0.ffn_down.weight"
     w, x = weights.whole(name), normal(1, 1, 9, weights.shape(name)[-1])
     found = in_float(f16(x[0, 0]), f16(w))[None, None] * np.float32(1.01 if wrong else 1)
-    checker = NodeChecker(weights, Request("", settings=Settings(gpu_layers=1)), "")
+    checker = NodeChecker(weights, Request("", settings=Settings(gpu_layers=1)), own_rounding())
     stored = Operand(weights.stored(name), kind.lower(), name)
     n = Op("MUL_MAT", found.shape, "f32", bytes(64), (stored, Operand(x)))
-    best = replayed(n, found, checker._computed, 1e-10, checker.arithmetics.device)
+    best = replayed(n, found, checker._computed, 1e-10, checker.arithmetics[True].device)
     assert (best.nmse <= 1e-10) != wrong
     assert wrong or best.arithmetic in ("F16 by F16", "F16")
 
@@ -362,3 +364,24 @@ def test_attention_in_float16_is_right(kind, queries):
 @pytest.mark.parametrize("kind", ["q8_0", "f32"])
 def test_wrong_attention_is_found(kind, bug):
     assert judged(*attention(kind, 70, **bug))[0] == "wrong"
+
+
+@pytest.mark.parametrize(("where", "fits"), [("device", True), ("host", False)])
+def test_a_node_is_judged_by_the_device_that_has_its_values(where, fits, small_model):
+    """Whatever the settings say: some llama.cpp computes on a GPU that nobody asked for."""
+    checker = NodeChecker(Weights(small_model()), Request("", nodes=True), own_rounding())
+    w, x = normal(1, 1, OUT, CHANNELS), normal(1, 1, ROWS, CHANNELS)
+    found = in_float(bf16(x[0, 0]), bf16(w[0, 0]))[None, None]
+
+    def told(values: np.ndarray, op: str, sources: tuple[Node, ...] = (), **more: object) -> Node:
+        said = {
+            "name": op.lower(), "op": op, "type": "f32", "ne": [*reversed(values.shape)],
+            "nb": [*np.cumprod([4, *reversed(values.shape[1:])]).tolist()], "view": None, "params": "00" * 64, **more,
+        }  # fmt: skip
+        return Node(said, sources, data=np.ascontiguousarray(values).tobytes())
+
+    node = told(found, "MUL_MAT", (told(w, "ADD"), told(x, "ADD")), where=where)
+    checker.asked(node)
+    checker.done(node)
+    checker.settle()
+    assert (checker.results[0].nmse < 1e-10, checker.on_device) == (fits, fits)

@@ -21,7 +21,7 @@ from llamadiff.ext.graph.op import Op, Operand
 from llamadiff.numerics import cpu
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
-from llamadiff.verbs.verbs import diff
+from llamadiff.verbs.verbs import check, diff
 
 M1 = "CPU : NEON = 1 | ARM_FMA = 1 | FP16_VA = 1 | DOTPROD = 1 | LLAMAFILE = 1 | REPACK = 1 | "
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 64, 5, 2, 71, 28)
@@ -95,7 +95,7 @@ def test_tiles_are_made_of_eight_rows_and_a_multiple_of_four_outputs():
         ("CPU : NEON = 1 | FP16_VA = 0 | LLAMAFILE = 1 | ", cpu.IN_FLOAT),
         ("CPU : NEON = 1 | FP16_VA = 1 | SVE = 1 | SVE_CNT = 32 | LLAMAFILE = 1 | ", cpu.IN_FLOAT),
         ("CPU : AVX = 1 | AVX512 = 1 | LLAMAFILE = 1 | ", cpu.IN_FLOAT),
-        ("", cpu.IN_FLOAT),
+        ("", cpu.UNKNOWN),
     ],
 )
 def test_what_a_cpu_does_is_known_by_its_features(features, sums):
@@ -233,6 +233,17 @@ def test_the_same_run_of_a_cpu_that_adds_in_float32_is_wrong(right):
     x86 = trace.under(replace(trace.info, producer={**trace.info.producer, "build": "CPU : AVX2 = 1 | LLAMAFILE = 1"}))
     assert diff(x86, trace, path).headline.startswith("llama.cpp's Qcur_proj-0 is off on its own inputs")
     assert "off" not in diff(trace, trace, path).headline
+
+
+def test_where_llama_cpp_does_not_say_how_it_adds_nothing_is_wrong(right):
+    """Nor is it taken for right: what float32 does not give is UNCHECKED."""
+    path, trace = right("llama")
+    silent = trace.under(replace(trace.info, producer={**trace.info.producer, "build": ""}))
+    alone = check(silent, path)
+    assert alone.verdict == "unchecked"
+    assert {row.weight_type for row in alone.rows if row.verdict == "unchecked"} == {"F16"}
+    assert "adds float16's numbers is not known" in alone.headline
+    assert check(trace, path).verdict == "match"
 
 
 @pytest.mark.parametrize("prefill", [PREFILL, 4])

@@ -26,11 +26,10 @@ from one_op import (
     normal,
     uniform,
 )
-from sent import node_of
+from sent import node_of, own_rounding
 
 from llamadiff.ext.graph.node_checker import NodeChecker
 from llamadiff.ext.graph.op import Array, Op, Operand, arithmetics, function_of
-from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.tensors import Tensor
 
@@ -222,7 +221,7 @@ def test_top_k_of_equal_values(graph: Graph, seed: int) -> None:
 
 
 def test_a_node_without_sources_is_checked(graph: Graph, small_model: Callable[..., Path]) -> None:
-    checker = NodeChecker(Weights(small_model()), Request(""), q8_way())
+    checker = NodeChecker(Weights(small_model()), Request(""), own_rounding())
     checker.begin(0)
     with graph.context() as context:
         made = graph.build(context, "arange", [], [FLOAT] * 3, [2.0, 9.0, 1.5])

@@ -12,18 +12,18 @@ import pytest
 from command import run
 from llamaref import Weights
 from models.random_models import NAMES
+from sent import own_rounding
 
 from llamadiff import compare
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.graph.backend import judge_graph, list_nodes
-from llamadiff.ext.graph.check import replay
+from llamadiff.ext.graph.check import distance, replay
 from llamadiff.ext.graph.node import Node
 from llamadiff.ext.graph.node_checker import NodeChecker
-from llamadiff.ext.graph.op import Op, Operand, function_of
+from llamadiff.ext.graph.op import Op, Operand, compute, function_of
 from llamadiff.ext.graph.readers import check_nodes
 from llamadiff.ext.graph.repro import load, save
 from llamadiff.judge.verdict import of_node, worst_of
-from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.numerics import tolerances
 
@@ -268,7 +268,7 @@ def node_of(name, op, values):
 
 
 def test_a_function_that_fails_leaves_its_node_unchecked(small_model):
-    checker = NodeChecker(Weights(small_model()), Request(""), q8_way())
+    checker = NodeChecker(Weights(small_model()), Request(""), own_rounding())
     x = np.ones((1, 1, 2, 8), np.float32)
     node = node_of("norm-0", "RMS_NORM", x)
     for params in (b"", np.float32(0).tobytes()):  # without its epsilon, and with it
@@ -281,7 +281,7 @@ def test_a_function_that_fails_leaves_its_node_unchecked(small_model):
 
 def test_a_node_without_values_has_nothing_that_is_wrong(small_model):
     """As the last layer's, of a batch whose logits nobody asked for."""
-    checker = NodeChecker(Weights(small_model()), Request(""), q8_way())
+    checker = NodeChecker(Weights(small_model()), Request(""), own_rounding())
     none, some = np.empty((1, 1, 0, 8), np.float32), np.ones((1, 1, 2, 8), np.float32)
     for x, y in ((none, none), (some, 2 * some), (some, some)):
         node = node_of("l_out", "ADD", y)
@@ -315,3 +315,14 @@ def test_the_commands(small_model, tmp_path):
     dot = run("graph", path, "--dot")
     assert dot.stdout.startswith("digraph model {")
     assert '"blk.1.ffn_up_exps.weight" -> "ffn_moe_up-1"' in dot.stdout
+
+
+@pytest.mark.parametrize(("params", "order", "right"), [
+    ((1, 2), [3, 2, 1, 0], True), ((1, 2), [2, 3, 0, 1], False),
+    ((1, 0), [3, 2, 0, 1], True), ((1, 0), [3, 2, 1, 0], False),
+])  # fmt: skip
+def test_where_only_the_first_are_sorted_the_others_may_be_in_any_order(params, order, right):
+    """As ik_llama.cpp sorts what is chosen from."""
+    x = np.array([0.2, 0.1, 0.3, 0.4], np.float32).reshape(1, 1, 1, 4)
+    n = Op("ARGSORT", (1, 1, 1, 4), "i32", np.array([*params, *[0] * 14], np.int32).tobytes(), (Operand(x),))
+    assert (distance(n, compute(n), np.array(order, np.int32).reshape(1, 1, 1, 4)) == 0) == right

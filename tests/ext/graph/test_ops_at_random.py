@@ -19,12 +19,12 @@ from command import run
 from llamaref import Weights
 from one_op import BOOL, FLOAT, INT, LONG, SIZE, Blocks, Graph, Input, Then
 from optional import needs_slices
+from sent import own_rounding
 
 from llamadiff.ext.graph.check import distance, replay
 from llamadiff.ext.graph.node_checker import NodeChecker
 from llamadiff.ext.graph.op import Array, Op, function_of
 from llamadiff.judge.verdict import of_node
-from llamadiff.llamacpp.quantizing import q8_way
 from llamadiff.llamacpp.request import Request
 from llamadiff.numerics import tolerances
 
@@ -734,7 +734,7 @@ KEPT = [
 @needs_slices("replay", "watch")
 def test_kept_ops_run_again(graph: Graph, small_model: Callable[..., Path], tmp_path: Path) -> None:
     """As nodes of a run: judged, saved with how ggml held them, and computed anew from the files."""
-    checker = NodeChecker(Weights(small_model()), Request("", keep=str(tmp_path), keep_all=True), q8_way())
+    checker = NodeChecker(Weights(small_model()), Request("", keep=str(tmp_path), keep_all=True), own_rounding())
     checker.begin(0)
     for name in KEPT:
         made = CASES[name](Dice(1))

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from llamaref import Engine
+from sent import own_rounding
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record as recorded
@@ -26,11 +27,12 @@ from llamadiff.llamacpp import probes
 from llamadiff.llamacpp.installed import Installed
 from llamadiff.llamacpp.interface import FUNCTIONS
 from llamadiff.llamacpp.layout import declare
-from llamadiff.llamacpp.probes import rounded_probes
-from llamadiff.llamacpp.quantizing import probe, q8_way, way_of
+from llamadiff.llamacpp.probes import rounding_of
+from llamadiff.llamacpp.quantizing import probe, way_of
 from llamadiff.llamacpp.readers import TapReader
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import arithmetic, cpu, eight_bits, tolerances
+from llamadiff.numerics.cpu import PARTNER
 from llamadiff.numerics.policies import NATIVE, rounding_type
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.system.libraries import Loaded
@@ -110,9 +112,9 @@ def test_no_answer_is_no_way():
 
 def test_this_machines_ggml_has_one_of_them(small_model, tmp_path):
     """And its captures say which."""
-    assert q8_way() in cpu.Q8_WAYS
+    assert own_rounding().way in cpu.Q8_WAYS
     trace = record(small_model("llama", "Q8_0"), Run(tokens=(1, 5)), tmp_path / "t.safetensors")
-    assert trace.info.producer["settings"]["q8"] == q8_way()
+    assert trace.info.producer["settings"]["q8"] == own_rounding().way
 
 
 def test_without_ggml_no_way_is_assumed(monkeypatch):
@@ -120,20 +122,27 @@ def test_without_ggml_no_way_is_assumed(monkeypatch):
         raise AttributeError(stem)
 
     monkeypatch.setattr(probes, "load", missing)
-    assert way_of(probes.rounded_probes()) == cpu.UNKNOWN
+    assert way_of(probes.rounding_of()["rounded"]) == cpu.UNKNOWN
 
 
-def silent(function):
+NO_ANSWER = {  # what a ggml may not say of how it rounds, or say that nobody knows
+    "nothing": {"rounded": {}, "partners": {}}, "no way": {"rounded": {}}, "no partner": {"partners": {}},
+    "another partner": {"partners": {**PARTNER, "Q8_0": "Q8_2_X4"}},
+}  # fmt: skip
+
+
+def silent(function, lacking="nothing"):
     """A run whose ggml cannot be asked how it rounds; what it tells comes through ``function`` alone."""
 
     def began(self, answer, data):
-        function(self, {"began": {**answer["began"], "rounded": {}}}, data)
+        function(self, {"began": {**answer["began"], **NO_ANSWER[lacking]}}, data)
 
     return began
 
 
+@pytest.mark.parametrize("lacking", NO_ANSWER)
 @pytest.mark.parametrize(("off", "verdict"), [(0.0, "match"), (1e-3, "unchecked")])
-def test_where_no_way_is_known_no_product_is_wrong(off, verdict, small_model, tmp_path, monkeypatch):
+def test_where_no_way_is_known_no_product_is_wrong(off, verdict, lacking, small_model, tmp_path, monkeypatch):
     """Neither a node nor a tap; what fits a way that is known is right."""
     right = Node.values
 
@@ -141,7 +150,7 @@ def test_where_no_way_is_known_no_product_is_wrong(off, verdict, small_model, tm
         return right(self) * np.float32(1 + off) if self.name == "result_output" else right(self)
 
     for reader in (TapReader, NodeReader):
-        monkeypatch.setattr(reader, "_began", silent(reader._began))
+        monkeypatch.setattr(reader, "_began", silent(reader._began, lacking))
     monkeypatch.setattr(Node, "values", shaken)
     run = Run(tokens=(1, 5, 9))
     found = judge_graph(small_model("llama", "Q8_0"), run)
@@ -149,7 +158,7 @@ def test_where_no_way_is_known_no_product_is_wrong(off, verdict, small_model, tm
     assert [row.tap for row in found.rows if row.verdict != "match"] == ([] if not off else ["result_output"])
     assert ("how this ggml rounds to eight bits is not known" in found.headline + "".join(found.proof)) == bool(off)
     monkeypatch.undo()
-    monkeypatch.setattr(TapReader, "_began", silent(TapReader._began))
+    monkeypatch.setattr(TapReader, "_began", silent(TapReader._began, lacking))
     trace = record(small_model("llama", "Q8_0"), run, tmp_path / "t.safetensors")
     assert trace.info.producer["settings"]["q8"] == cpu.UNKNOWN
     values = {name: np.array(trace[name]) for name in trace}
@@ -168,7 +177,7 @@ def test_the_library_that_computes_is_asked(exported):
     if not exported:
         library.lib = Loaded(library.lib._name)  # nothing behind it
         declare(library.lib, FUNCTIONS)
-    assert way_of(rounded_probes(library.kernels())) == q8_way()
+    assert way_of(rounding_of(library.kernels())["rounded"]) == own_rounding().way
     assert exported or "ggml-cpu" in str(library.kernels()._name)
 
 
@@ -229,7 +238,13 @@ def test_a_trace_of_another_cpu_is_admitted_and_judged(way, small_model):
     assert diff(trace, there, path).verdict == "match"
 
 
-@pytest.mark.parametrize("said", ["", "of its own", 7, None])
-def test_a_way_that_nobody_knows_is_the_usual_one(said):
+@pytest.mark.parametrize("said", ["of its own", 7, None])
+def test_a_way_that_nobody_knows_is_unknown(said):
     info = Info((1,), (0,), 1, None, {"name": "x", "settings": {"q8": said}}, {})
+    assert kept(Trace(info, {}, {}))["q8"] == cpu.UNKNOWN
+
+
+@pytest.mark.parametrize("settings", [{"q8": ""}, {}])
+def test_an_engine_that_says_nothing_of_it_is_tried_as_most_are(settings):
+    info = Info((1,), (0,), 1, None, {"name": "x", "settings": settings}, {})
     assert "q8" not in kept(Trace(info, {}, {}))

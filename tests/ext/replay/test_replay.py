@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import run
+from sent import own_rounding
 
 from llamadiff.ext.graph.readers import check_nodes
 from llamadiff.ext.graph.repro import load, memory_of, save
 from llamadiff.ext.replay import run as one_op
-from llamadiff.ext.replay.report import to_markdown
+from llamadiff.ext.replay.report import line_of, to_markdown
 from llamadiff.ext.replay.run import run_ops
+from llamadiff.llamacpp.quantizing import EightBits
 from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.numerics.cpu import UNKNOWN
 from llamadiff.report.formats import About
 from llamadiff.report.terminal.escape import number as shown_number
 
@@ -70,7 +73,29 @@ def test_a_saved_op_is_judged_by_what_this_build_gives(small_model, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("MATCH  norm-0: RMS_NORM f32[")
     assert done.stdout.endswith("; 1.0e+00 where it was saved\n")
-    assert one_op._judged(norm, op, 2 * found, found, name, "CPU").verdict == "wrong"
+    assert one_op._judged(norm, op, 2 * found, found, name, "CPU", own_rounding()).verdict == "wrong"
+
+
+@pytest.mark.parametrize("stated", [UNKNOWN, "of its own", None])
+def test_an_op_is_judged_as_the_ggml_rounds_that_runs_it_now(stated, small_model, tmp_path):
+    """Whatever was saved with it; where that ggml cannot be asked, it is not judged."""
+    paths = saved(small_model("llama", "Q8_0"), tmp_path / "ops")
+    path = next(path for path in paths if load(path)[0].name == "MUL_MAT" and load(path)[0].source_kind() == "q8_0")
+    op, expected, found, name = load(path)
+    other = tmp_path / "other.safetensors"
+    save(other, replace(op, q8=stated), expected, found, name, memory_of(path)[0])
+    assert load(other)[0].q8 == UNKNOWN
+    assert run_ops([other], Settings())[0].verdict == "match"
+    for q8, verdict in (
+        (own_rounding(), "wrong"),
+        (EightBits(UNKNOWN), "unchecked"),
+        (EightBits(own_rounding().way), "unchecked"),
+    ):
+        judged = one_op._judged(other, load(other)[0], found * np.float32(1.001), found, name, "CPU", q8)
+        assert judged.verdict == verdict
+        assert ("not judged, since how this ggml rounds" in line_of(judged)) == (verdict == "unchecked")
+        title = to_markdown([judged], About()).splitlines()[0]
+        assert title.startswith("### " + verdict.upper())
 
 
 def test_runs_of_ops_are_a_block_for_an_issue(small_model, tmp_path):
@@ -82,7 +107,7 @@ def test_runs_of_ops_are_a_block_for_an_issue(small_model, tmp_path):
     op, _, found, name = load(path)
     spoiled = found.copy()
     spoiled[0, 0, 1, 3] += 7
-    runs = [one_op._judged(path, op, now, found, name, "CPU") for now in (found, spoiled)]
+    runs = [one_op._judged(path, op, now, found, name, "CPU", own_rounding()) for now in (found, spoiled)]
     text = to_markdown(runs, About())
     assert text.startswith(f"### WRONG: `RMS_NORM` `{runs[1].inputs}` on CPU\n")
     right = found[0, 0, 1, 3]

@@ -10,11 +10,13 @@ import pytest
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.graph.backend import judge_graph
 from llamadiff.ext.state.graph_inputs import MASK, POSITIONS, READ, ROWS
-from llamadiff.ext.state.inputs import Inputs
+from llamadiff.ext.state.inputs import Cells, Inputs
 from llamadiff.ext.state.variants import run_variants
+from llamadiff.judge.preflight.checks import given_rightly
 from llamadiff.llamacpp.sent_tensor import SentTensor
 from llamadiff.llamacpp.steps import DECODE, Step
 from llamadiff.llamacpp.steps import SHIFT as SHIFTED
+from llamadiff.trace.metadata import UNSURE_INPUTS, Info
 from llamadiff.verbs.verbs import compare
 
 TOKENS = (1, 17, 5, 40, 2, 9, 33, 12)
@@ -172,3 +174,19 @@ def test_a_layer_may_have_any_window_of_the_model_and_keeps_it():
     inputs.within(4)
     assert [window.length for window in inputs.windows] == [0, 4, 4]
     assert replace(inputs.windows[1], chunked=True) == inputs.windows[2]
+
+
+def test_where_llama_cpp_does_not_say_how_far_its_windows_reach_nothing_is_a_fault():
+    """What is not seen may be out of a window: UNCHECKED, with the reason; what is seen and hidden is still wrong."""
+    for length, faults, unsure in ((0, 1, 0), (None, 0, 1)):
+        inputs = Inputs()
+        inputs.within(length)
+        inputs.do(Step(DECODE, (), (0,) * 6, tuple(range(6)), (0,) * 6))
+        inputs.run(range(6))
+        inputs.caches["cache_k_l0"] = Cells(inputs.windows, {0: {n: n for n in range(6)}})
+        row = inputs.current[5]
+        inputs._find(inputs._looked(inputs.caches["cache_k_l0"], row, [3, 4, 5]))
+        assert (len(inputs.faults), len(inputs.unsure)) == (faults, unsure)
+    assert inputs.unsure[0].endswith("; this llama.cpp does not say how far layers with a window see")
+    info = Info((1,), (0,), 1, None, {"name": "llama.cpp", UNSURE_INPUTS: inputs.unsure}, {})
+    assert [(check.verdict, check.found) for check in given_rightly(info)] == [("unchecked", inputs.unsure[0])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builds import compiled
 from command import in_process_of_its_own, processes_of, run
 from optional import needs
 from places import ROOT
@@ -21,6 +23,8 @@ from llamadiff.ext.graph.node import Node
 from llamadiff.ext.watch import watch_run
 from llamadiff.ext.watch.graph_names import GraphNames, part_of
 from llamadiff.llamacpp import library
+from llamadiff.llamacpp.layout import ggml_context
+from llamadiff.llamacpp.tensors import HOST, Ggml, Words, describe_in_full
 from llamadiff.system import libraries
 
 pytestmark = needs("cc")
@@ -286,6 +290,29 @@ def test_a_program_without_graphs():
     assert "no graph of ggml's was seen" in done.stderr
 
 
+def test_a_ggml_without_a_function_is_named(tmp_path):
+    """Its program runs on, as it does unwatched."""
+    compiled(tmp_path / "libother.so", "int ggml_graph_compute(void *graph, void *plan) { return 7; }"
+             "int ggml_graph_n_nodes(void *graph) { return 1; }")  # fmt: skip
+    code = "int ggml_graph_compute(void *, void *); int main(void) { return ggml_graph_compute(0, 0) - 7; }"
+    (tmp_path / "program.c").write_text(code, encoding="utf-8")
+    subprocess.run(
+        [
+            "cc",
+            "program.c",
+            "-o",
+            "program",
+            "-L.",
+            "-lother",
+        ],
+        cwd=tmp_path,
+        check=True,
+    )
+    done = watched_by([str(tmp_path / "program")], LD_LIBRARY_PATH=str(tmp_path))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "libother.so: its tensors cannot be read: this ggml has no ggml_graph_node; use another" in done.stderr
+
+
 def test_a_program_that_is_not_there():
     done = in_process_of_its_own("watch", "--", "no-such-program-anywhere")
     assert done.returncode == 2
@@ -441,3 +468,19 @@ def test_what_both_sides_share_has_one_layout():
     lines = ["".join(line) for line in re.findall(r"u?int64_t ([^;]+);|char (nodes)\[", body)]
     names = [word for line in lines for word in line.split(", ")]
     assert names == [name.rstrip("_") for name, _ in watch_run.Plan._fields_]
+
+
+def test_a_tensor_is_described_alike_where_it_lies_and_in_a_file():
+    """As llama.cpp's process tells of one, and as watch.c writes one down: one description."""
+    ggml = Ggml()
+    with ggml_context(ggml.lib) as context:
+        a, b = (ggml.lib.ggml_new_tensor_4d(context, 0, 4, 2, 1, 1) for _ in range(2))
+        for address in (a, ggml.lib.ggml_add(context, a, b), ggml.lib.ggml_view_1d(context, a, 4, 16)):
+            tensor = ggml.node(address)
+            lying, word = tensor.said_in_full(), ggml.op_name(tensor.tensor.op)
+            copied = ggml.structure.from_buffer_copy(ctypes.string_at(address, ctypes.sizeof(ggml.structure)))
+            words = Words(tensor.op, tensor.type, tensor.memory, tensor.where)
+            assert describe_in_full(copied, address, words, word) == {
+                key: value for key, value in lying.items() if key not in ("numbers", "looks")
+            }
+            assert lying["where"] == HOST

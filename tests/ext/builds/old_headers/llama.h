@@ -1,7 +1,10 @@
-// What of llama.h the shim needs, without the words that only newer ones have: HAS_x is defined for none.
+// What of llama.h the shim needs, without functions and fields that only newer ones have.
 #pragma once
 #include "ggml-backend.h"
 
+typedef int32_t llama_token;
+struct llama_model;
+struct llama_context;
 struct llama_model_params {
     ggml_backend_dev_t *devices;
     int32_t n_gpu_layers;
@@ -27,3 +30,15 @@ struct llama_context *llama_init_from_model(struct llama_model *, struct llama_c
 struct llama_batch llama_batch_init(int32_t, int32_t, int32_t);
 int32_t llama_decode(struct llama_context *, struct llama_batch);
 void llama_batch_free(struct llama_batch);
+
+int32_t llama_tokenize(
+    const struct llama_model *, const char *, int32_t, int32_t *, int32_t, _Bool, _Bool);
+int32_t llama_n_layer(const struct llama_model *);
+int32_t llama_n_ctx_train(const struct llama_model *);
+void llama_free_model(struct llama_model *);
+const struct llama_model *llama_get_model(const struct llama_context *);
+int32_t llama_model_meta_val_str(const struct llama_model *, const char *, char *, size_t);
+void llama_kv_cache_clear(struct llama_context *);
+_Bool llama_kv_cache_seq_rm(struct llama_context *, int32_t, int32_t, int32_t);
+void llama_kv_cache_seq_cp(struct llama_context *, int32_t, int32_t, int32_t, int32_t);
+void llama_kv_cache_seq_add(struct llama_context *, int32_t, int32_t, int32_t, int32_t);
