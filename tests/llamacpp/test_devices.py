@@ -29,7 +29,8 @@ def count(path, params):
     return 2 + next(n for n in range(9) if not devices[n]) if devices else 1
 
 llama_cpp.llama_model_load_from_file = count
-print(Installed().load(b"m.gguf", Loading({}, device={})))
+c = llama_cpp._lib
+print(Installed(c, "", llama_cpp).load(b"m.gguf", Loading({}, device={})))
 """
 
 

@@ -21,7 +21,7 @@ from command import processes_of
 from models import small
 from places import ROOT
 
-from llamadiff.llamacpp.library import package
+from llamadiff.llamacpp.library import LLAMA_CPP_PYTHON
 from llamadiff.system.libraries import MACOS, WINDOWS
 
 HERE = Path(__file__).parent / "elsewhere"
@@ -78,7 +78,8 @@ class Elsewhere:
 
 def named_as_there(folder: Path, system: str) -> Path:
     """llama-cpp-python with its libraries under the names that they have on another system, too."""
-    real, packages = Path(package().submodule_search_locations[0]), folder / "packages"
+    real, packages = LLAMA_CPP_PYTHON.folder, folder / "packages"
+    assert real is not None
     (packages / "llama_cpp" / "lib").mkdir(parents=True)
     for path in real.iterdir():
         if path.name not in {"lib", "__pycache__"}:

@@ -1,4 +1,4 @@
-"""llama.cpp of a build or an install, or a fork, by its headers: ``--llama-cpp DIR``."""
+"""llama.cpp of a build, an install or a fork, by its headers or its release: ``--llama-cpp DIR``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 
 class Builds(Slice):
-    """llama.cpp of a build or an install, or a fork, by its headers: ``--llama-cpp DIR``."""
+    """llama.cpp of a build, an install or a fork, by its headers or its release: ``--llama-cpp DIR``."""
 
-    library = "llamadiff.ext.builds.compiled:Compiled"
-    remote = tuple(f"llamadiff.ext.builds.{name}" for name in ("build_tree", "compiled", "shims"))
-    remote_files = ("llamadiff/ext/builds/shim.c",)
+    library = "llamadiff.ext.builds.prebuilt:open_build"
+    remote = tuple(
+        f"llamadiff.ext.builds.{name}" for name in ("build_tree", "compiled", "prebuilt", "shims", "structures")
+    )
+    remote_files = ("llamadiff/ext/builds/shim.c", "llamadiff/ext/builds/structures.json")
 
     def ops_of(self, folder: Path) -> Iterable[str]:
         from llamadiff.ext.builds.build_tree import find

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamadiff.llamacpp.library import LLAMA
+from llamadiff.llamacpp.library import LLAMA, LLAMA_CPP_PYTHON
 from llamadiff.system import libraries
 from llamadiff.system.errors import UserError
 
@@ -48,29 +48,40 @@ class BuildTree:
 
 def find(folder: Path) -> BuildTree:
     """What a directory holds. Raises UserError that says what is not there."""
-    if not folder.is_dir():
-        raise UserError(f"--llama-cpp {folder}: is not a directory; give a build or an install of llama.cpp")
-    folder = folder.resolve()
-    library = next(_libraries(folder), None)
-    if library is None:
-        raise UserError(
-            f"--llama-cpp {folder}: no {libraries.HERE.name(LLAMA)} in it (nor in lib, bin, build/bin); "
-            "build llama.cpp with -DBUILD_SHARED_LIBS=ON, and give the directory of the build"
-        )
-    includes = tuple(_includes(folder))
-    lacking = [name for name in HEADERS if _first(includes, name) is None]
+    tree = find_library(folder)
+    lacking = [name for name in HEADERS if _first(tree.includes, name) is None]
     if lacking:
         raise UserError(
             f"--llama-cpp {folder}: no {lacking[0]} in it (nor in include, ggml/include); give a checkout, its build, "
             "or an install with headers"
         )
-    return BuildTree(folder, includes, library)
+    return tree
 
 
-def _libraries(folder: Path) -> Iterator[Path]:
+def find_library(folder: Path) -> BuildTree:
+    """What a directory holds, with headers or without. Raises UserError for one that has no libllama."""
+    if not folder.is_dir():
+        raise UserError(f"--llama-cpp {folder}: is not a directory; give a build or an install of llama.cpp")
+    folder = folder.resolve()
+    library = next(_libraries(folder, LLAMA, libraries.HERE.names), None)
+    if library is None:
+        raise UserError(
+            f"--llama-cpp {folder}: no {libraries.HERE.name(LLAMA)} in it (nor in lib, bin, build/bin); "
+            "build llama.cpp with -DBUILD_SHARED_LIBS=ON, and give the directory of the build"
+        )
+    return BuildTree(folder, tuple(_includes(folder)), library)
+
+
+def backends(tree: BuildTree) -> Path:
+    """The folder of the backends that ggml loads by itself: libllama's, as a rule."""
+    names = (*libraries.HERE.names, *libraries.HERE.modules)
+    return next((path.parent for path in _libraries(tree.folder, "ggml-cpu*", names)), tree.library.parent)
+
+
+def _libraries(folder: Path, stem: str, names: Iterable[str]) -> Iterator[Path]:
     for place in _places(folder, _LIBRARIES):
-        for name in libraries.HERE.names:
-            yield from sorted(place.glob(name.format(LLAMA)))
+        for name in names:
+            yield from sorted(place.glob(name.format(stem)))
 
 
 def _includes(folder: Path) -> Iterator[Path]:
@@ -87,10 +98,16 @@ def _includes(folder: Path) -> Iterator[Path]:
 
 
 def _homes(folder: Path) -> Iterator[Path]:
-    """The sources that a build was made from, as CMake notes them; else the directory that the build lies in."""
+    """The sources that a build was made from, as CMake notes them; else the directory that the build lies in.
+
+    What lies beside a Python package is another's: llama-cpp-python alone has its headers there.
+    """
     cache = folder / "CMakeCache.txt"
     match = _HOME.search(_text(cache, MAX_CACHE)) if cache.is_file() else None
-    yield Path(match[1]) if match else folder.parent
+    if match:
+        yield Path(match[1])
+    elif folder.name == LLAMA_CPP_PYTHON.module or not (folder / "__init__.py").is_file():
+        yield folder.parent
 
 
 def _places(folder: Path, names: Iterable[str]) -> Iterator[Path]:

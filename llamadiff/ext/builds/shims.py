@@ -83,7 +83,7 @@ def compiled(shim: Shim, target: Path) -> None:
     except FileNotFoundError:
         raise UserError(
             f"{shim.option}: {compiler[0]} is not installed, and a C compiler is needed {shim.why}; "
-            "install one, or name it in CC"
+            "install one, or name it in CC (pip install ziglang, CC='python -m ziglang cc')"
         ) from None
     except subprocess.TimeoutExpired:
         raise UserError(f"{shim.option}: {compiler[0]} did not end within {PATIENCE:.0f} s; run it again") from None

@@ -152,9 +152,11 @@ def test_no_library(build):
     assert "checkout: no libllama.so in it (nor in lib, bin, build/bin); build llama.cpp with" in refused(build)
 
 
-def test_no_headers(build):
+def test_headers_that_are_not_all_there(build):
     (build / "include").unlink()
-    assert "checkout: no llama.h in it (nor in include, ggml/include); give a checkout" in refused(build)
+    (build / "include").mkdir()
+    shutil.copy(HEADERS / "llama.h", build / "include")
+    assert "checkout: no ggml.h in it (nor in include, ggml/include); give a checkout" in refused(build)
 
 
 def test_a_library_of_another_machine(build):

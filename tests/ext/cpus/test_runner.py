@@ -214,7 +214,7 @@ FAILURES = {
         "prints 'welcome to box' where answers are expected",
     ),
     "nothing installed": ("import os, sys; os.execv(sys.executable, [sys.executable, '-I', '-S', *sys.argv[1:]])",
-                          "llama-cpp-python is not installed"),
+                          "no llama.cpp is installed"),
 }  # fmt: skip
 
 

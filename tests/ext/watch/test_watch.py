@@ -126,7 +126,7 @@ def test_graphs_of_several_threads(small_model):
 @pytest.fixture(scope="module")
 def made_of(tmp_path_factory):
     """made_of("graphs.c"): a program of C, linked with llama-cpp-python's ggml."""
-    folder = library.package().submodule_search_locations[0]
+    folder = library.LLAMA_CPP_PYTHON.folder
 
     def get(name):
         target = tmp_path_factory.mktemp("made") / Path(name).stem
