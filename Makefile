@@ -29,7 +29,7 @@ FLAGS_avx2 = $(OFF) -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -
 FLAGS_plain = $(OFF) -DGGML_SSE42=OFF -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF
 OLDEST = $(shell sed -n 's/.*"\(llama-cpp-python\)>=\([^"]*\)".*/\1==\2/p' pyproject.toml)
 
-.PHONY: help install develop demo test test-all builds without matrix backends fuzz lint capture bench profile zoo docs model clean
+.PHONY: help install develop demo test test-all builds without matrix today backends fuzz lint capture bench profile zoo docs model clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' Makefile | expand -t 12
@@ -95,6 +95,9 @@ without: develop  ## the core's tests with a slice deleted: all slices in turn, 
 
 matrix: develop  ## the quick tests as on other machines, a fifth of them in each corner: forty minutes
 	$(BIN)/python tests/tools/matrix.py $(if $(TURN),--turn $(TURN))
+
+today: develop  ## the newest prebuilt llama.cpp of every package, asked and judged; WITH="--cpus" each CPU's kernels
+	$(BIN)/python tests/tools/today.py $(if $(TURN),--turn $(TURN)) $(WITH)
 
 backends: $(WHOLE)  ## every node on other builds, devices, CPUs (PARTS=arm), releases (PARTS=old); wrong graphs (PARTS=port)
 	$(BIN)/python tests/tools/backends.py $(PARTS)

@@ -14,6 +14,7 @@ from typing import Any
 
 from llamadiff.ext.builds.build_tree import BuildTree, find
 from llamadiff.ext.builds.shims import Shim, kept
+from llamadiff.ext.builds.structures import writes_are_seen, written
 from llamadiff.llamacpp.interface import OBSERVE, Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address, declare, structure_at
 from llamadiff.llamacpp.library import GGML, behind, beside
@@ -37,7 +38,10 @@ class _Room(ctypes.Structure):
     _fields_ = [(field.name, ctypes.c_float if field.name.startswith("rope") else _INT) for field in fields(Room)]
 
 
+_PADDING = 8  # bytes behind a structure's last field: fewer than this
+_OTHERS = "they are of another version; give those that belong to it"
 _SHIM = {
+    "shim_misplaced": (ctypes.c_char_p,),
     "shim_load_backends": (None, ctypes.c_char_p),
     "shim_model": (Address, ctypes.c_char_p, _INT, _INT, _INT, Address),
     "shim_context": (Address, Address, ctypes.POINTER(_Room), OBSERVE),
@@ -53,16 +57,12 @@ class Compiled(Library):
         tree = find(Path(folder))
         super().__init__(loaded(tree), f"llama.cpp in {tree.folder.name}")
         declare(self.lib, _SHIM, "shim")
+        _hold_to_headers(tree, self.lib)
         self.lib.shim_load_backends(os.fsencode(tree.library.parent))
         self.repacks = not tree.words().isdisjoint(REPACKING)
 
     def structure(self) -> type[ctypes.Structure]:
-        fields = ctypes.cast(ctypes.addressof(_Field.in_dll(self.lib, "shim_fields")), ctypes.POINTER(_Field))
-        places, number = dict[str, int](), 0
-        while fields[number].name:
-            places[fields[number].name.decode()] = fields[number].offset
-            number += 1
-        return structure_at(places)
+        return structure_at(_table(self.lib, "shim_fields"))
 
     def load(self, path: bytes, loading: Loading) -> Handle:
         if loading.repack and not self.repacks:
@@ -88,6 +88,27 @@ class Compiled(Library):
     def decode(self, context: Handle, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> int:
         many = _INT * len(tokens)
         return int(self.lib.shim_decode(context, len(tokens), many(*tokens), many(*positions), many(*sequences)))
+
+
+def _table(shim: Any, name: str) -> dict[str, int]:
+    """A table of the shim's: name -> number."""
+    fields = ctypes.cast(ctypes.addressof(_Field.in_dll(shim, name)), ctypes.POINTER(_Field))
+    found = dict[str, int]()
+    while fields[len(found)].name:
+        field = fields[len(found)]
+        found[field.name.decode()] = field.offset
+    return found
+
+
+def _hold_to_headers(tree: BuildTree, shim: Any) -> None:
+    """Raises UserError if llama.cpp fills in other parameters than its headers have: settings would go astray."""
+    misplaced = shim.shim_misplaced()
+    if misplaced is not None:
+        raise UserError(f"{tree.library}: has no {misplaced.decode()} where its headers have it: {_OTHERS}")
+    for function, size in _table(shim, "shim_sizes").items() if writes_are_seen() else ():
+        end = 1 + max(written(shim, function))
+        if not size - _PADDING < end <= size:
+            raise UserError(f"{tree.library}: {function} fills in {end} bytes, and its headers have {size}: {_OTHERS}")
 
 
 NEEDED = ("cb_eval",)  # a field without which nothing can be seen

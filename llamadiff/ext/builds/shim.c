@@ -32,6 +32,34 @@ SHIM const struct shim_field shim_fields[] = {
     FIELD(view_src), FIELD(view_offs), FIELD(data), FIELD(name), { "", sizeof(struct ggml_tensor) },
 };
 
+// ---- parameters: do they lie in these headers where llama.cpp fills them in? ----------------------------------------
+
+SHIM const struct shim_field shim_sizes[] = {
+    { "llama_model_default_params", sizeof(struct llama_model_params) },
+    { "llama_context_default_params", sizeof(struct llama_context_params) }, { "", 0 },
+};
+
+// A field that does not hold what every release puts there by itself, or NULL.
+SHIM const char * shim_misplaced(void) {
+    const struct llama_context_params params = llama_context_default_params();
+    const int f16 = 1;  // as files have it
+#ifdef HAS_n_seq_max
+    if (params.n_seq_max != 1) {
+        return "n_seq_max";
+    }
+#endif
+    if (params.rope_freq_base != 0.0f || params.rope_freq_scale != 0.0f) {
+        return "rope_freq_base";
+    }
+    if (params.cb_eval != NULL) {
+        return "cb_eval";
+    }
+    if ((int) params.type_k != f16 || (int) params.type_v != f16) {
+        return "type_k";
+    }
+    return params.embeddings ? "embeddings" : NULL;
+}
+
 // ---- backends: those that are libraries of their own are loaded from the folder -------------------------------------
 
 SHIM void shim_load_backends(const char * folder) {

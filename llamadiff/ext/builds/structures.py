@@ -105,6 +105,11 @@ def misplaced(lib: Any, kinds: Mapping[str, type[ctypes.Structure]]) -> Iterator
         yield "llama_batch_init gives no batch of tokens"
 
 
+def writes_are_seen() -> bool:
+    """Whether this machine lets it be seen what a function writes that returns a structure."""
+    return platform.machine() in _HIDDEN_POINTER
+
+
 def written(lib: Any, function: str, *arguments: int) -> frozenset[int]:
     """The bytes of a structure, by their places, that a function writes where it returns one."""
     images = []
@@ -119,7 +124,7 @@ def written(lib: Any, function: str, *arguments: int) -> frozenset[int]:
 
 def _beside(lib: Any, function: str, kind: type[ctypes.Structure], *arguments: int) -> Iterator[str]:
     """Fields of which not all is written, and what is written behind the last; where this machine lets that be seen."""
-    if platform.machine() not in _HIDDEN_POINTER:
+    if not writes_are_seen():
         return
     places, end = written(lib, function, *arguments), 0
     for field, of in kind._fields_[:-1]:  # type: ignore[misc]

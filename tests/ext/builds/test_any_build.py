@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import platform
 import shutil
 from pathlib import Path
 
@@ -214,6 +215,26 @@ def test_a_setting_that_a_fork_has_no_field_for_is_refused(build, small_model):
 def test_a_function_of_later_versions_is_made_of_an_earlier_one(name, build, small_model):
     other_headers(build, "llama.h", name, "llama_of_its_own")
     assert judge_graph(small_model(), asked(build)).verdict == "match"
+
+
+SIZES = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="sizes are seen on x86-64 alone")
+
+
+@pytest.mark.parametrize(("field", "others", "said"), [
+    pytest.param("bool vocab_only;", "bool vocab_only, more[8];",
+                 "llama_model_default_params fills in 78 bytes, and its headers have 88", marks=SIZES),
+    pytest.param("bool kv_unified;", "size_t more; bool kv_unified;",
+                 "llama_context_default_params fills in 160 bytes, and its headers have 176", marks=SIZES),
+    ("uint32_t n_ubatch;", "uint32_t n_ubatch, more;", "has no n_seq_max where its headers have it"),
+    ("int32_t  n_threads_batch;", "int32_t n_threads_batch, more[2];",
+     "has no rope_freq_base where its headers have it"),
+    ("bool embeddings;", "bool more, embeddings;", "has no embeddings where its headers have it"),
+    ("enum ggml_type type_k;", "int more; enum ggml_type type_k;", "has no type_k where its headers have it"),
+])  # fmt: skip
+def test_headers_of_another_release(field, others, said, build):
+    """The library of one release, the llama.h of another: settings would be written where it has other fields."""
+    other_headers(build, "llama.h", field, others)
+    assert f"libllama.so: {said}: they are of another version; give those that belong to it" in refused(build)
 
 
 def test_no_compiler(build, cache, monkeypatch):
