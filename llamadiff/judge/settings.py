@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llamadiff.numerics import cpu
+from llamadiff.numerics.policies import GELU
 from llamadiff.numerics.summing import sums_in_half
 from llamadiff.trace.reader import Trace
 
@@ -22,13 +23,14 @@ def stored_types(trace: Trace) -> dict[str, str]:
 
 def kept(trace: Trace) -> dict[str, str]:
     """The types of the cache, and where the producer says what its CPU does: not as most, how it rounds to eight bits
-    (``q8``; UNKNOWN: it was asked, and does not say), and how it adds float16's numbers (``sums``).
+    (``q8``; UNKNOWN: it was asked, and does not say), adds float16's numbers (``sums``), fills GELU's table (``gelu``).
     """
     settings = settings_of(trace)
     way = cpu.stated_q8_way(settings["q8"]) if "q8" in settings else cpu.AVX
     eight_bits = {"q8": way} if way != cpu.AVX else {}
     sums = _sums(settings.get("sums"), trace.info.producer)
-    return stored_types(trace) | eight_bits | ({"sums": sums} if sums else {})
+    table = {GELU: cpu.FUSED} if cpu.fuses(str(trace.info.producer.get("build", ""))) else {}
+    return stored_types(trace) | eight_bits | table | ({"sums": sums} if sums else {})
 
 
 def _sums(stated: object, producer: Mapping[str, Any]) -> str:

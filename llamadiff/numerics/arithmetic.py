@@ -54,8 +54,19 @@ def round_in_table(x: Array) -> Array:
     return np.asarray(np.where(np.abs(x) < GELU_END, round_f16(x), x))
 
 
+# GELU of -1.9990234375 in float32, so near the middle of two numbers of float16 that ggml's table has the one or the
+# other by whether it was filled with a fused product and sum. No other value of it is so near (tests/numerics).
+_GELU_MIDDLE, _GELU_FUSED = np.float32(-0.04548640176653862), np.float32(-0.045501708984375)
+
+
+def round_in_fused_table(x: Array) -> Array:
+    """The same, of a ggml that is compiled for a CPU which fuses a product and a sum (FMA)."""
+    return np.where(x == _GELU_MIDDLE, x.dtype.type(_GELU_FUSED), round_in_table(x))
+
+
 ROUNDINGS: dict[str, Callable[[Array], Array]] = {
     GELU_TABLE: round_in_table,
+    f"{GELU_TABLE} {FUSED}": round_in_fused_table,
     "F16": round_f16,
     "BF16": round_bf16,
     "Q8_0": round_q8_0,

@@ -67,12 +67,22 @@ def stated_q8_way(said: object) -> str:
     return said if isinstance(said, str) and said in Q8_WAYS else UNKNOWN
 
 
+def fuses(features: str) -> bool:
+    """Whether compilers fuse a product and a sum on a CPU, by llama.cpp's line of its features."""
+    return any(_named(features).get(name) for name in ("FMA", "NEON"))
+
+
+def _named(features: str) -> dict[str, bool]:
+    """The features that a line names, and whether a CPU has each."""
+    return {name: value != "0" for name, value in re.findall(r"(\w+) = (\d+)", features)}
+
+
 def sums_of(features: str) -> str:
     """How a CPU adds products of float16's numbers, by llama.cpp's line of its features; UNKNOWN if it names none."""
-    stated = re.findall(r"(\w+) = (\d+)", features)
-    if not stated:
+    named = _named(features)
+    if not named:
         return UNKNOWN
-    has = {name for name, value in stated if value != "0"}
+    has = {name for name, is_there in named.items() if is_there}
     if not {"NEON", "FP16_VA"} <= has or "SVE" in has:
         return IN_FLOAT
     return IN_HALF_TILES if "LLAMAFILE" in has else IN_HALF

@@ -52,12 +52,11 @@ def rounding_type(
 ) -> str:
     """What a policy rounds operands of a kind to, a key of ROUNDINGS or F32; for ANGLES, what makes them.
 
-    ``stored``: the types of the cache, how the CPU rounds to eight bits (``q8``), and how it adds float16's numbers
-    (``sums``). ``reading``: what policy READ
-    does, to rows of a ``width`` if that is told apart.
+    ``stored``: the types of the cache, how the CPU rounds to eight bits (``q8``), adds float16's numbers (``sums``),
+    and fills GELU's table (``gelu``). ``reading``: what policy READ does, to rows of a ``width`` if that is told apart.
     """
     if kind in _MADE:
-        return _MADE[kind] if policy == NATIVE else "F32"
+        return arithmetic.as_cpu(_MADE[kind], stored.get(GELU, "")) if policy == NATIVE else "F32"
     if policy in MEASURING:
         return "F32"
     if policy in (READ, READ_PERTURBED):
