@@ -77,7 +77,7 @@ class Slice:
         """Modules of kinds of candidates (``candidates/opening.py``, Source), which are asked before the core's."""
         return ()
 
-    def comparing(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
+    def comparison_of(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
         """What compares a model with a candidate that is no trace of the same run: a file, steps, a server."""
         return None
 
@@ -89,7 +89,7 @@ class Slice:
         """The tokenizer of a checkpoint's folder, to be compared with a file's."""
         return None
 
-    def sums_in_half(self) -> SumsInHalf | None:
+    def half_sums(self) -> SumsInHalf | None:
         """What follows sums that are kept in float16 (``numerics/summing.py``)."""
         return None
 
@@ -97,7 +97,7 @@ class Slice:
         """What sees that products are right without computing them (``judge/replay.py``)."""
         return None
 
-    def shown_sums(self, judge: Judge) -> ShownSums | None:
+    def sum_order_probe(self, judge: Judge) -> ShownSums | None:
         """What sees in which way a candidate adds so (``judge/replay.py``)."""
         return None
 
@@ -121,7 +121,7 @@ class Slice:
         """The ops that a build's headers name. Raises UserError where there are none."""
         return None
 
-    def found_map(
+    def map_by_values(
         self, pieces: Sequence[Piece | Unread], model: Runnable, tokens: tuple[int, ...]
     ) -> tuple[Map, list[str]] | None:
         """The map of a candidate's names that their values show, and its lines."""
@@ -149,7 +149,7 @@ class Slice:
         """Why taps are wrong, in graph order; None: another slice may know."""
         return None
 
-    def gated(self, result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison | None:
+    def hold_to_gate(self, result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison | None:
         """A result whose logits are held to limits; it is given for traces that are checked."""
         return None
 
@@ -196,7 +196,7 @@ class OwnGraph(Protocol):
         """Run llama.cpp, and judge every node on the inputs that it was given."""
 
     def record_nodes(self, request: Request, progress: Progress) -> int:
-        """Run llama.cpp, and keep every node with its inputs, judged by nobody -> how many there are."""
+        """Run llama.cpp, and record its nodes without judging them -> how many there are."""
 
     def examine_ops(self, ops: Iterable[str]) -> Examined:
         """What a doctor says of ggml's ops, by their names: how many are judged."""
@@ -232,7 +232,7 @@ def slices() -> Mapping[str, Slice]:
     return load()[0]
 
 
-def missing() -> tuple[Missing, ...]:
+def missing_slices() -> tuple[Missing, ...]:
     """Those that are not, and why."""
     return load()[1]
 

@@ -310,7 +310,7 @@ class Misread(Weights):
         return self.misread(name)[indices]
 
     def misread(self, name: str) -> Array:
-        kind, stored = self.type(name), self.stored(name)
+        kind, stored = self.type(name), self.read_raw(name)
         block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
         late = {"32 bytes late": 32, "one block late": block}.get(self.mistake, 0)
         found = np.fromfile(self.file, np.uint8, stored.size, offset=self.places[name] + late)

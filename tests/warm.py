@@ -121,10 +121,10 @@ def serve(number: int) -> None:
     signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     for module in pkgutil.iter_modules(llamacpp.__path__, f"{llamacpp.__name__}."):
         importlib.import_module(module.name)
-    library = child_main._prepared()
+    library = child_main._open_library()
     if not isinstance(library, UserError):
         assert library.ggml  # where tensors have their fields is found once
-    child_main._prepared = lambda *_: library
+    child_main._open_library = lambda *_: library
     gc.collect()
     gc.freeze()  # or each child would copy what it looks through
     door = socket.socket(fileno=number)

@@ -228,7 +228,7 @@ def _sidecar(path: Path, count: int) -> tuple[int, ...]:
     return shape
 
 
-def printed(path: Path, name: str, row: int | None) -> Unread:
+def parse_printed(path: Path, name: str, row: int | None) -> Unread:
     """Values of a text: ``[12] = 0.581001``, ``12: 0.58``, or one number a line.
 
     Raises UserError if one of the first lines is no value: that is said before anything is run.
@@ -268,12 +268,12 @@ def _values(path: Path) -> Iterator[tuple[int | None, float]]:
                     raise UserError(f"{path}:{line_number}: a line of more than {MAX_LINE} bytes; {_EXPECTED}")
                 stripped = line.decode(errors="replace").strip()
                 if stripped and not stripped.startswith("#"):
-                    yield _parsed(f"{path}:{line_number}", stripped)
+                    yield _parse_line(f"{path}:{line_number}", stripped)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _parsed(where: str, text: str) -> tuple[int | None, float]:
+def _parse_line(where: str, text: str) -> tuple[int | None, float]:
     """The index, where there is one, and the value of a line. Raises UserError if it has no value."""
     left, sign, right = text.partition("=") if "=" in text else text.partition(":")
     value = number((right if sign else left).strip().removesuffix(",").rstrip())
@@ -302,5 +302,5 @@ def whole(word: str) -> int | None:
 
 # What a name ends in -> its array.
 KINDS: Mapping[str, Callable[[Path, str, int | None], Unread]] = {
-    ".npy": npy, **dict.fromkeys(RAW, raw), **dict.fromkeys((".txt", ".log", ".dat"), printed)
+    ".npy": npy, **dict.fromkeys(RAW, raw), **dict.fromkeys((".txt", ".log", ".dat"), parse_printed)
 }  # fmt: skip

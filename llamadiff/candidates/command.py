@@ -15,10 +15,10 @@ from pathlib import Path
 from llamadiff.candidates import TRACES
 from llamadiff.candidates.source import CandidateSource, Context
 from llamadiff.llamacpp.capture import scratch_directory
-from llamadiff.system.commands import split
+from llamadiff.system.commands import split_line
 from llamadiff.system.errors import UserError
 from llamadiff.system.python_child import how_it_ended
-from llamadiff.system.supervised import Supervised, supervised
+from llamadiff.system.supervised import Supervised, supervise
 from llamadiff.trace.reader import Trace
 
 PREFIX = "cmd:"
@@ -42,20 +42,20 @@ def files(spec: str) -> Iterator[Path]:
                 yield from (file for file in path.iterdir() if file.is_file() and file.suffix not in REPORTS)
 
 
-def opened(spec: str) -> CandidateSource:
+def open_source(spec: str) -> CandidateSource:
     """The command, which is run once the tokens are known; no shell is involved."""
     words_of(spec)
-    return CandidateSource(partial(_loaded, spec))
+    return CandidateSource(partial(_load_trace, spec))
 
 
-def _loaded(spec: str, context: Context) -> Trace:
+def _load_trace(spec: str, context: Context) -> Trace:
     from llamadiff.candidates.opening import resolve
 
     with scratch_directory() as place:
         out = Path(place) / "out"
         carry_out(spec, context, out)
         where = "{out}" if "{out}" in spec else "{out}; the command has no {out}, the place to write to"
-        trace = resolve(str(written(out, f"--candidate {spec}", where)), context)
+        trace = resolve(str(find_output(out, f"--candidate {spec}", where)), context)
         return trace.in_memory()
 
 
@@ -63,13 +63,13 @@ def carry_out(spec: str, context: Context, out: Path, steps: str = "") -> None:
     """Run the command; what it writes goes to ``out``. Raises UserError if it cannot be run, fails, or hangs."""
     arguments = _arguments(spec, context, out, steps)
     context.progress(f"running {arguments[0]}")
-    _run(arguments, out.with_name("log"), context.timeout)
+    _run_command(arguments, out.with_name("log"), context.timeout)
 
 
 def words_of(spec: str) -> list[str]:
     """The words of a command. Raises UserError if there are none."""
     try:
-        words = split(spec.removeprefix(PREFIX))
+        words = split_line(spec.removeprefix(PREFIX))
     except ValueError as error:
         raise UserError(f"--candidate {spec}: {error}") from None
     if not words:
@@ -87,11 +87,11 @@ def _arguments(spec: str, context: Context, out: Path, steps: str) -> list[str]:
     return words
 
 
-def _run(arguments: list[str], log: Path, timeout: float) -> None:
+def _run_command(arguments: list[str], log: Path, timeout: float) -> None:
     """Raises UserError, with the end of what it printed, if the command fails, hangs or prints without end."""
     with log.open("wb") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-        with supervised(arguments, streams) as command:
+        with supervise(arguments, streams) as command:
             reason = _watch(command, log, timeout) or _failure(arguments, command)
     if reason is not None:
         raise UserError(f"{arguments[0]}: {reason}{tail_of(log)}")
@@ -127,7 +127,7 @@ def tail_of(log: Path) -> str:
     return f"; its last words: {text}" if text else "; it printed nothing"
 
 
-def written(out: Path, whose: str, where: str) -> Path:
+def find_output(out: Path, whose: str, where: str) -> Path:
     """What a command wrote to a place, with the ending of a trace or without. Raises UserError if that is nothing."""
     for path in (out, *(out.with_name(f"{out.name}{ending}") for ending in TRACES)):
         if path.exists():

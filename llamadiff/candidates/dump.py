@@ -43,22 +43,24 @@ def files(spec: str) -> Iterator[Path]:
             yield file.with_suffix(".json")
 
 
-def opened(spec: str) -> CandidateSource:
+def open_source(spec: str) -> CandidateSource:
     """The headers of all arrays; values are read when they are wanted."""
     path = Path(spec)
     if not path.is_dir():
         return CandidateSource(
-            partial(_loaded, *npz(path), ()),
+            partial(_load_trace, *npz(path), ()),
             (),
             f"{spec}: an .npz states no token ids; a directory with a file tokens does",
             recorded=True,
         )
     tokens = _tokens(path)
     untold = f"{spec}: states no token ids; a file {path / 'tokens'} would hold them"
-    return CandidateSource(partial(_loaded, list(_pieces(path)), _unread(path), tokens), tokens, untold, recorded=True)
+    return CandidateSource(
+        partial(_load_trace, list(_pieces(path)), _unread(path), tokens), tokens, untold, recorded=True
+    )
 
 
-def _loaded(pieces: Sequence[Unread], unread: Sequence[str], tokens: tuple[int, ...], context: Context) -> Trace:
+def _load_trace(pieces: Sequence[Unread], unread: Sequence[str], tokens: tuple[int, ...], context: Context) -> Trace:
     return assemble(pieces, context, {"name": "the dump"}, tokens, unread)
 
 

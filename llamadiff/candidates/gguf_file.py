@@ -32,6 +32,6 @@ def files(spec: str) -> Iterable[Path]:
     return (path,)
 
 
-def opened(spec: str) -> CandidateSource:
+def open_source(spec: str) -> CandidateSource:
     """Raises UserError: a model file is not what one computed."""
     raise UserError(f"{spec}: is a model file, not what one computed; compare MODEL PROMPT --candidate {spec} runs it")

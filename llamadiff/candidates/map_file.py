@@ -48,7 +48,7 @@ def _entry(path: Path, word: str, table: Any) -> Entry:
         raise UserError(f"{where} name = {brief(name)} is no name; left out, it is {own!r}")
     if taps.BY_WORD[word].layered and "{i}" not in name and "{i+1}" not in name:
         raise UserError(f"{where} name = {brief(name)} has no {{i}} for the layer's number")
-    done = _done(where, word, table.get("done", []))
+    done = _read_treatments(where, word, table.get("done", []))
     return Entry(word, name, None if axes is None else _axes(where, word, axes), done)
 
 
@@ -64,7 +64,7 @@ def _axes(where: str, word: str, text: Any) -> tuple[str, ...]:
     return axes
 
 
-def _done(where: str, word: str, value: Any) -> tuple[str, ...]:
+def _read_treatments(where: str, word: str, value: Any) -> tuple[str, ...]:
     treatments = value if isinstance(value, list) else [value]
     for treatment in treatments:
         if not isinstance(treatment, str) or (treatment not in DONE and not factor_of(treatment)):

@@ -85,14 +85,14 @@ def most_values(shape: tuple[int, ...] | None, tap: taps.Tap, entry: Entry, mode
     return math.prod(wanted)
 
 
-def fitted(array: Array, tap: taps.Tap, entry: Entry, model: Runnable, n_tokens: int) -> Array:
+def fit_to_tap(array: Array, tap: taps.Tap, entry: Entry, model: Runnable, n_tokens: int) -> Array:
     """An engine's tensor as the tap: axes in order, treatments undone.
 
     Raises UserError, with the map line that would fit if there is one, for a shape that does not.
     """
     sizes = _sizes(model, n_tokens, entry)
     if entry.axes is not None:
-        array = _ordered(array, tap, entry, sizes)
+        array = _transpose_axes(array, tap, entry, sizes)
     shape = taps.shape_of(tap, n_tokens, sizes)
     if array.size != math.prod(shape) or not _same_order(array.shape, shape):
         raise _misfit(array.shape, shape, tap, entry, sizes)
@@ -112,7 +112,7 @@ def _same_order(have: Sequence[int], want: Sequence[int]) -> bool:
     return mine <= theirs | {1} or theirs <= mine | {1}
 
 
-def _ordered(array: Array, tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> Array:
+def _transpose_axes(array: Array, tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> Array:
     """Transpose from the stated axes to the tap's."""
     assert entry.axes is not None
     if "batch" in entry.axes and array.ndim == len(entry.axes) - 1:  # a batch of one may be left out, or be there
@@ -120,7 +120,7 @@ def _ordered(array: Array, tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]
     if "batch" not in entry.axes and array.ndim == len(entry.axes) + 1 and array.shape[0] == 1:
         array = array[0]
     stated = [part for axis in entry.axes for part in axis.split("*")]
-    own, sizes = _named(tap, entry, sizes)
+    own, sizes = _named_axes(tap, entry, sizes)
     if "kv_head" in own and "kv_head" not in stated:
         stated = ["kv_head" if part == "head" else part for part in stated]
     if not set(own) <= set(stated) <= set(sizes):
@@ -133,7 +133,7 @@ def _ordered(array: Array, tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]
     return np.ascontiguousarray(moved[0] if "batch" in stated else moved)
 
 
-def _named(tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> tuple[list[str], Mapping[str, int]]:
+def _named_axes(tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]) -> tuple[list[str], Mapping[str, int]]:
     """The names and sizes of a tap's own axes: llama.cpp's graph has sizes alone, and the vocabulary the names."""
     axes = tap.kind.axes
     known = taps.BY_WORD[entry.word].axes

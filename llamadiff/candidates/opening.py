@@ -21,7 +21,7 @@ from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.name_map import Map, identity_map
 from llamadiff.candidates.pieces import Piece, named_row
 from llamadiff.candidates.source import CandidateSource, Context, assemble
-from llamadiff.candidates.trace_file import mapped
+from llamadiff.candidates.trace_file import apply_map
 from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.llamacpp.request import Settings
@@ -42,11 +42,11 @@ def open_candidate(candidate: CandidateSpec) -> CandidateSource:
     one. It returns arrays by name, a Trace, or the path of what it wrote.
     """
     if isinstance(candidate, Trace):
-        return CandidateSource(partial(mapped, candidate), candidate.info.tokens, run=candidate.info)
+        return CandidateSource(partial(apply_map, candidate), candidate.info.tokens, run=candidate.info)
     if callable(candidate):
-        return CandidateSource(partial(_computed, candidate))
+        return CandidateSource(partial(_call_candidate, candidate))
     spec = str(candidate)
-    return source_of(spec).opened(spec)
+    return source_of(spec).open_source(spec)
 
 
 def resolve(spec: str, context: Context) -> Trace:
@@ -68,7 +68,7 @@ class Source(Protocol):
     def files(self, spec: str) -> Iterable[Path]:
         """The files that are read for it. Raises UserError if they cannot be."""
 
-    def opened(self, spec: str) -> CandidateSource:
+    def open_source(self, spec: str) -> CandidateSource:
         """It, read as far as that is possible before anything is run. Raises UserError if it cannot be."""
 
 
@@ -81,7 +81,7 @@ def source_of(spec: str) -> Source:
         if source.matches(spec):
             return source
     check_regular(Path(spec), "a trace, a dump or a command")
-    lacking = " and ".join(each.name for each in plugins.missing())
+    lacking = " and ".join(each.name for each in plugins.missing_slices())
     raise UserError(
         f"--candidate {spec}: no such trace or dump; give a .safetensors trace, a directory of arrays, a log, "
         '"cmd: ./engine --tokens {tokens} --dump {out}", llama.cpp:KEY=VALUE, or transformers:'
@@ -89,12 +89,12 @@ def source_of(spec: str) -> Source:
     )
 
 
-def _computed(run: Callable[..., Any], context: Context) -> Trace:
+def _call_candidate(run: Callable[..., Any], context: Context) -> Trace:
     name = str(getattr(run, "__name__", type(run).__name__))
     more = {"n_prefill": context.n_prefill} if "n_prefill" in inspect.signature(run).parameters else {}
     given = run(list(context.tokens), **more)
     if isinstance(given, Trace):
-        return mapped(given, context)
+        return apply_map(given, context)
     if isinstance(given, (str, Path)):
         return resolve(str(given), context)
     if not isinstance(given, Mapping):
@@ -146,7 +146,7 @@ class Candidate:
         n_prefill = stated.n_prefill if stated is not None else len(run.tokens)
         return replace(self, trace=self._load(engine, tuple(run.tokens), n_prefill))
 
-    def loaded(self, engine: Runnable, baseline: Trace) -> Trace:
+    def load_trace(self, engine: Runnable, baseline: Trace) -> Trace:
         """Its trace of what llama.cpp ran."""
         return self.trace or self._load(engine, baseline.info.tokens, baseline.info.n_prefill, baseline)
 

@@ -34,7 +34,7 @@ class Piece:
     def shape(self) -> tuple[int, ...] | None:
         return self.array.shape
 
-    def opened(self, most: int) -> Piece:
+    def load(self, most: int) -> Piece:
         return self
 
 
@@ -50,7 +50,7 @@ class Unread:
     shape: tuple[int, ...] | None
     read: Callable[[int], tuple[Array, Array | None]]
 
-    def opened(self, most: int) -> Piece:
+    def load(self, most: int) -> Piece:
         """Its values in memory."""
         array, indices = self.read(most)
         return Piece(self.name, array, self.row, indices)
@@ -62,7 +62,7 @@ def named_row(name: str) -> tuple[str, int | None]:
     return (match[1], int(match[2])) if match else (name, None)
 
 
-def placed(
+def place_in_tap(
     piece: Piece, tap: taps.Tap, entry: name_map.Entry, model: Runnable, n_tokens: int
 ) -> tuple[Array, Array | None]:
     """A tensor in the tap's shape, and which of its values are known (None: all).
@@ -74,7 +74,7 @@ def placed(
         if is_last_row(tap, piece.array.size, shape):
             return in_last_row(piece.array, shape)
         try:
-            return name_map.fitted(piece.array, tap, entry, model, n_tokens), None
+            return name_map.fit_to_tap(piece.array, tap, entry, model, n_tokens), None
         except name_map.OtherSizeError:
             if piece.array.ndim <= max(1, tap.row_axis):  # without rows there is nothing more to say
                 raise

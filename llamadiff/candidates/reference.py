@@ -25,7 +25,7 @@ class Recorder(Tap):
         self.arrays[name] = x[0].copy()
         return x
 
-    def wanted(self, name: str) -> bool:
+    def is_wanted(self, name: str) -> bool:
         return True
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llamadiff import plugins
 from llamadiff.candidates import name_map
 from llamadiff.candidates.foreign import advice_on_names
-from llamadiff.candidates.pieces import Piece, Unread, placed
+from llamadiff.candidates.pieces import Piece, Unread, place_in_tap
 from llamadiff.engines.model_file import Runnable
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.arithmetic import precision
@@ -92,7 +92,7 @@ def assemble(
     extras: list[Piece | Unread] = []
     pieces, mapping = list(pieces), context.mapping
     if mapping is name_map.AUTO:
-        found_map = plugins.ask_first(lambda each: each.found_map(pieces, context.model, run))
+        found_map = plugins.ask_first(lambda each: each.map_by_values(pieces, context.model, run))
         if found_map is None:
             raise UserError("--map auto: the slice that finds names by values is missing; give a TOML file")
         mapping, lines = found_map
@@ -107,10 +107,10 @@ def assemble(
             extras.append(unopened)
             continue
         tap, entry = found
-        piece = unopened.opened(name_map.most_values(unopened.shape, tap, entry, context.model, len(run)))
+        piece = unopened.load(name_map.most_values(unopened.shape, tap, entry, context.model, len(run)))
         if entry.done:
             kept.setdefault(tap.name, precision(piece.array))
-        values, mask = placed(piece, tap, entry, context.model, len(run))
+        values, mask = place_in_tap(piece, tap, entry, context.model, len(run))
         if mask is not None and tap.name in known:  # several rows of one tap
             values, mask = np.where(mask, values, arrays[tap.name]), mask | known[tap.name]
         arrays[tap.name] = values
@@ -137,7 +137,7 @@ def _weight(piece: Piece | Unread, model: Runnable) -> Array:
     most = math.prod(shape)
     if piece.shape is not None and math.prod(piece.shape) > ROOM * most:
         raise UserError(f"{piece.name} has shape {list(piece.shape)}; the file's is {list(shape)}")
-    return piece.opened(ROOM * most).array
+    return piece.load(ROOM * most).array
 
 
 def _nothing_known(extras: list[Piece | Unread], context: Context, n_tokens: int) -> str:

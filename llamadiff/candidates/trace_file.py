@@ -25,22 +25,22 @@ def files(spec: str) -> Iterable[Path]:
     return [Path(spec)]
 
 
-def opened(spec: str) -> CandidateSource:
+def open_source(spec: str) -> CandidateSource:
     """The trace; its tensors are read when they are wanted."""
     trace = Trace.open(spec, bare=True)
     if trace.sketch is not None:
         raise UserError(f"{spec}: is a sketch, which keeps no tensors; give it to llamadiff check, as a recording")
     untold = f"{spec}: no {KEY!r} entry in __metadata__, which would hold the token ids (docs/trace-format.md)"
     run = trace.info if trace.info.tokens else None
-    return CandidateSource(partial(_loaded, trace), trace.info.tokens, untold, recorded=True, run=run)
+    return CandidateSource(partial(_load_trace, trace), trace.info.tokens, untold, recorded=True, run=run)
 
 
-def mapped(trace: Trace, context: Context) -> Trace:
+def apply_map(trace: Trace, context: Context) -> Trace:
     """A trace in memory under a map; without one it stays as it is."""
-    return trace if context.is_identity else _loaded(trace, context)
+    return trace if context.is_identity else _load_trace(trace, context)
 
 
-def _loaded(trace: Trace, context: Context) -> Trace:
+def _load_trace(trace: Trace, context: Context) -> Trace:
     """A trace as it is, where names and layouts are the taps' own; else what the map makes of it."""
     info = trace.info
     if not info.tokens:

@@ -14,7 +14,7 @@ from llamadiff.cli.commands import COMMANDS
 def _epilog() -> str:
     """What stands under all commands: exit codes, and slices that cannot be imported."""
     codes = "Exit codes: 0 right, 1 wrong, 2 could not tell; 70 a fault of llamadiff's own."
-    missing = plugins.missing()
+    missing = plugins.missing_slices()
     return "\n\n".join((codes, *(f"Missing: {each.name} ({each.reason})" for each in missing)))
 
 

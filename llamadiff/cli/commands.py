@@ -46,7 +46,7 @@ from llamadiff.cli.options import (
     finish,
 )
 from llamadiff.cli.reports import Reports, with_reports, with_reports_of_several
-from llamadiff.system.collisions import Named, refuse_collisions, saved
+from llamadiff.system.collisions import Named, refuse_collisions, saved_files
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import make_room
 
@@ -85,7 +85,9 @@ def run_compare(
 
         child.meanwhile.append(reports.get_ready)
         read = [*verbs.compared_files(model, candidate, more.get("name_map")), *asked.files, *files]
-        refuse_collisions([*read, ("the tolerance file", tolerance)], [*saved(reports.folder, "-o"), *reports.named])
+        refuse_collisions(
+            [*read, ("the tolerance file", tolerance)], [*saved_files(reports.folder, "-o"), *reports.output_files]
+        )
         how = how_of(tolerance, reports, progress=progress, **more)
         result = verbs.compare(model, asked.run(), candidate, how, reports.folder, child)
     reports.write(result)
@@ -126,7 +128,7 @@ def capture(
     taken = trace.sketch.rows if trace.sketch is not None else trace
     verdict = str(trace.info.producer[CHECKED]["verdict"])
     what = f"{len(taken)} taps of {len(trace.info.tokens)} tokens, checked: {verdict.upper()}"
-    typer.echo(f"{_shown(output)}: {what}", err=True)
+    typer.echo(f"{_escape(output)}: {what}", err=True)
     raise typer.Exit(1 if verdict == "wrong" else 0)
 
 
@@ -153,7 +155,7 @@ def run_diff(
     """Two traces, compared."""
     from llamadiff.verbs import verbs
 
-    refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.named)
+    refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.output_files)
     with _progress() as progress:
         return verbs.diff(baseline, candidate, model, how_of(tolerance, reports, progress=progress, **how))
 
@@ -176,7 +178,7 @@ def check(
         _update(traces, model, candidate, reports, force)
     files = [("the model", model)] if candidate is None else verbs.compared_files(model, candidate, name_map)
     read = [*(("the trace", path) for path in traces), ("the tolerance file", tolerance), *files]
-    refuse_collisions(read, reports.named)
+    refuse_collisions(read, reports.output_files)
     gate = Gate(max_mean_kl, max_p99_kl)
     how = how_of(tolerance, reports, partial=partial, name_map=name_map, timeout=timeout, gate=gate)
     tally = Tally(reports, annotate)
@@ -187,7 +189,7 @@ def check(
 
 def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, reports: Reports, force: bool) -> None:
     """Record captures anew, and say what changed, by the slice that does."""
-    if candidate is not None or reports.named:
+    if candidate is not None or reports.output_files:
         raise UserError("--update records llama.cpp anew, and judges nothing else: give it without --candidate and -o")
     verdict = plugins.ask_first(lambda each: each.record_anew(traces, model, force))
     if verdict is None:
@@ -215,11 +217,11 @@ def _progress() -> Any:
     return progress()
 
 
-def _shown(text: object) -> str:
+def _escape(text: object) -> str:
     """Foreign text on one line."""
-    from llamadiff.report.terminal.escape import shown
+    from llamadiff.report.terminal.escape import escape_line
 
-    return shown(str(text), 4000, plain=os.sep)
+    return escape_line(str(text), 4000, plain=os.sep)
 
 
 COMMANDS = (

@@ -8,6 +8,6 @@ import sys
 
 def complain(reason: str) -> None:
     """Say it, on one line, whatever is in it."""
-    from llamadiff.report.terminal.escape import shown
+    from llamadiff.report.terminal.escape import escape_line
 
-    sys.stderr.write(f"llamadiff: {shown(reason, 4000, plain=os.sep)}\n")
+    sys.stderr.write(f"llamadiff: {escape_line(reason, 4000, plain=os.sep)}\n")

@@ -116,7 +116,7 @@ Sketch = Annotated[
     bool, _flag("--sketch", RECORDED, "Keep a few numbers a token instead of tensors: a few kilobytes in all.")
 ]
 Nodes = Annotated[
-    bool, _flag("--nodes", RECORDED, "Every node with its inputs, judged by nobody: for backend --recorded elsewhere.")
+    bool, _flag("--nodes", RECORDED, "Record nodes without judging them; judge later with backend --recorded.")
 ]
 Recorded = Annotated[
     Path | None, _option("--recorded", INPUT, "FILE", "Judge a run that capture --nodes recorded, on any machine.")
@@ -175,7 +175,7 @@ Explain = Annotated[
     float,
     _option(
         "--explain", JUDGEMENT, "SECONDS",
-        "For so long, replay known bugs through whatever was not recorded, up to all layers.", min=0,
+        "Seconds to search for known bugs across unrecorded taps.", min=0,
         show_default="0: through one layer",
     ),
 ]  # fmt: skip

@@ -14,7 +14,7 @@ WITH_REPORTS = {
 }  # fmt: skip
 
 
-def _setting(key: str) -> Callable[[str], Words]:
+def _setting_of(key: str) -> Callable[[str], Words]:
     return lambda value: ["--llama-cpp", f"{key}={value}"]
 
 
@@ -35,8 +35,8 @@ FLAGS = {
 COSTING = ("--text", "--spend")  # options of compare, which are loss's
 PROMPT = "--prompt-file"  # an option for what is an argument, behind the model
 VALUES = {
-    "--kv-type": _setting("kv"), "--gpu-layers": _setting("gpu_layers"), "--threads": _setting("threads"),
-    "--device": _setting("device"), "--runner": _setting("runner"),
+    "--kv-type": _setting_of("kv"), "--gpu-layers": _setting_of("gpu_layers"), "--threads": _setting_of("threads"),
+    "--device": _setting_of("device"), "--runner": _setting_of("runner"),
     "--budget": lambda value: ["--explain", value], "--taps": lambda value: ["--only", value],
     "--layers": lambda value: ["--only", value], "--save": lambda value: ["-o", join(value, "")],
     "--precision": lambda value: ["--engine", "numpy:f64" if value == "f64" else "numpy"],
@@ -56,7 +56,7 @@ def in_new_names(words: Sequence[str]) -> Words:
     if at is not None and "--" not in rest:
         taken = 1 if "=" in rest[at] else 2
         rest = [*rest[:at], *rest[at + taken :], *rest[at : at + taken]]
-    return [command, *_renamed(iter(rest))]
+    return [command, *_translate(iter(rest))]
 
 
 def _as_loss(words: Sequence[str]) -> Words:
@@ -69,20 +69,20 @@ def _as_loss(words: Sequence[str]) -> Words:
     return ["loss", words[1], words[at + 1], *words[2:at], *words[at + 2 :]]
 
 
-def _renamed(words: Iterator[str]) -> Iterator[str]:
+def _translate(words: Iterator[str]) -> Iterator[str]:
     for word in words:
         name, equals, value = word.partition("=")
         if name in FLAGS and not equals:
-            yield from _said(word, FLAGS[name])
+            yield from _announce(word, FLAGS[name])
         elif name in VALUES and (given := value if equals else next(words, None)) is not None:
-            yield from _said(f"{name} {given}", VALUES[name](given))
+            yield from _announce(f"{name} {given}", VALUES[name](given))
         else:
             yield word
         if word == "--":
             yield from words
 
 
-def _said(old: str, new: Words) -> Words:
+def _announce(old: str, new: Words) -> Words:
     if sys.stderr is not None:
         complain(f"{old} is now {' '.join(new)}; the old name goes with the next release")
     return new

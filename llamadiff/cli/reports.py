@@ -16,7 +16,7 @@ import typer
 from llamadiff.report.formats import About, Format, formats, of_several
 from llamadiff.system.collisions import STANDARD_OUTPUT, Named
 from llamadiff.system.errors import UserError
-from llamadiff.system.output import add_text, check_text_target, encoded, write_text
+from llamadiff.system.output import add_text, check_text_target, encode, write_text
 
 if TYPE_CHECKING:
     from llamadiff.result.comparison import Comparison
@@ -50,7 +50,7 @@ class Reports:
         return cls(targets, Path(folders[-1]) if folders else None, full)
 
     @property
-    def named(self) -> list[Named]:
+    def output_files(self) -> list[Named]:
         """The files that will be written, by their option."""
         return [("-o", target) for _, target in self.targets]
 
@@ -72,17 +72,17 @@ class Reports:
     def write(self, result: Any, show: Callable[[Any], None] | None = None) -> None:
         """Write each report, and ``show`` one on the terminal unless standard output is taken."""
         for form, target in self.targets:
-            _put(form, target, form.text(result, _about()))
+            _write_report(form, target, form.text(result, _about()))
         if not self.takes_standard_output:
-            (show or self._shown)(result)
+            (show or self._render)(result)
 
     def write_own(self, result: Any) -> None:
         """Write it in the formats that cannot tell of several traces, where the others did."""
         for form, target in self.targets:
             if form.of_several is None:
-                _put(form, target, form.text(result, _about()))
+                _write_report(form, target, form.text(result, _about()))
 
-    def _shown(self, result: Comparison) -> None:
+    def _render(self, result: Comparison) -> None:
         from llamadiff.report.terminal.report import make_console, render
 
         render(result, make_console(), self.full)
@@ -94,7 +94,7 @@ class Reports:
         about = replace(_about(), refused=tuple(refused))
         for form, target in self.targets:
             if form.of_several is not None:
-                _put(form, target, form.text_of(results, about))
+                _write_report(form, target, form.text_of(results, about))
 
 
 def _is_folder(text: str) -> bool:
@@ -116,14 +116,14 @@ def _target(text: str, formats: Sequence[Format]) -> tuple[Format, str]:
     raise UserError(f"-o {text[:80]}: expected a name that ends in {endings}; or {names}, where - is standard output")
 
 
-def _put(form: Format, target: str, text: str) -> None:
+def _write_report(form: Format, target: str, text: str) -> None:
     """Write a report where it was asked for; and at the end of the file that gathers such reports, if there is one.
 
     That the latter has no room is said, and is no failure.
     """
     gathering = os.environ.get(form.also) if form.also else None
     if not gathering or not _is_same(target, gathering):
-        put(target, text)
+        write_output(target, text)
     if gathering:
         try:
             add_text(Path(gathering), text, MOST_GATHERED)
@@ -135,11 +135,11 @@ def _is_same(target: str, path: str) -> bool:
     return target != STANDARD_OUTPUT and os.path.realpath(target) == os.path.realpath(path)
 
 
-def put(target: str, text: str) -> None:
+def write_output(target: str, text: str) -> None:
     """Write text to a file, or to standard output for -."""
     if target == STANDARD_OUTPUT:
         sys.stdout.flush()
-        sys.stdout.buffer.write(encoded(text))
+        sys.stdout.buffer.write(encode(text))
     else:
         write_text(Path(target), text)
 

@@ -67,7 +67,7 @@ def common(b: Sequence[int], c: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(b, c, strict=False)) if x != y), min(len(b), len(c)))
 
 
-def slipped(info: Info, right: Sequence[int]) -> int | None:
+def first_slip(info: Info, right: Sequence[int]) -> int | None:
     """The first token whose stated position is wrong, if that is after a first batch whose positions are right."""
     first = info.edges[1]
     if info.positions[:first] != tuple(right[:first]):

@@ -24,7 +24,7 @@ def request_for(model: ModelFile, run: Run, output: Path) -> Request:
     bounds = None if layers is None else (layers.start, layers.stop)
     request = replace(request, patterns=tuple(run.patterns), layers=bounds)
     if model.taps:
-        return replace(request, wanted=_wanted(model, run.patterns, layers), scores=bool(run.patterns))
+        return replace(request, wanted=_select_taps(model, run.patterns, layers), scores=bool(run.patterns))
     return request
 
 
@@ -65,12 +65,12 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _wanted(model: ModelFile, patterns: Sequence[str], layers: range | None) -> tuple[str, ...]:
+def _select_taps(model: ModelFile, patterns: Sequence[str], layers: range | None) -> tuple[str, ...]:
     """The taps that are asked for. Raises UserError for a pattern that no tap fits, and for layers it has not."""
     for pattern in patterns:
-        if not any(taps.selected(tap.name, tap.layer, [pattern], None) for tap in model.taps):
+        if not any(taps.is_selected(tap.name, tap.layer, [pattern], None) for tap in model.taps):
             raise UserError(f"no tap fits --only {pattern}; llamadiff taps {model.path.name} lists them")
-    asked = (tap for tap in model.taps if taps.selected(tap.name, tap.layer, patterns, layers))
+    asked = (tap for tap in model.taps if taps.is_selected(tap.name, tap.layer, patterns, layers))
     wanted = tuple(tap.name for tap in asked if not tap.kind.optional)
     if not wanted:
         raise UserError(f"no tap of these layers fits --only {' '.join(patterns)}")

@@ -36,13 +36,13 @@ class ModelFile:
         """``weights``: the file's, where it was opened before."""
         self.path = Path(path)
         dtype: type[np.floating[Any]] = np.float64 if precision == "f64" else np.float32
-        self.weights = weights if weights is not None else self._opened(lambda: Weights(self.path, dtype))
+        self.weights = weights if weights is not None else self._open(lambda: Weights(self.path, dtype))
         self.dequantizer = Dequantizer.of(self.weights, threads)
         self.tensors = list(self.weights)
         self.vocabulary = Vocabulary(self.weights.fields)
         self.architecture = str(self.weights.fields.get("general.architecture"))
 
-    def _opened(self, open_it: Callable[[], Opened]) -> Opened:
+    def _open(self, open_it: Callable[[], Opened]) -> Opened:
         try:
             return open_it()
         except ModelError as error:

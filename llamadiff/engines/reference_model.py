@@ -30,7 +30,7 @@ class Model(Runnable):
         self, path: str | Path, precision: str = "f32", threads: int = 0, weights: Weights | None = None
     ) -> None:
         super().__init__(path, precision, threads, weights)
-        self.engine = self._opened(lambda: Engine(self.weights))
+        self.engine = self._open(lambda: Engine(self.weights))
         self.n_layer = self.engine.config.n_layer
         norm = self.engine.config.traits.norm
         self.taps = [taps.with_norm(tap, norm) for tap in taps.taps_of(self.tensors, self._traits())]

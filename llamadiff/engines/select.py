@@ -44,7 +44,7 @@ def in_engine(file: ModelFile, how: How = USUAL, threads: int = 0) -> tuple[Mode
         return None, EngineUsed(GRAPH, reason.partition("; the engine has")[0])
 
 
-def captured(
+def capture_run(
     engine: Runnable | None, request: Request, progress: Progress, child: Child | None = None
 ) -> tuple[Runnable, Trace]:
     """llama.cpp's run, and what goes through it again: the engine, or else the graph that llama.cpp ran."""
@@ -57,13 +57,13 @@ def captured(
 
 
 @contextmanager
-def running(
+def stream_run(
     engine: Runnable | None, request: Request, progress: Progress, child: Child
 ) -> Iterator[tuple[Runnable, Trace]]:
     """The same, while llama.cpp still is at it, where names of taps and all tokens are known: a prompt in one batch."""
     in_steps = request.n_predict or request.batches or 0 < request.n_prefill < len(request.tokens)
     if engine is None or in_steps:
-        yield captured(engine, request, progress, child)
+        yield capture_run(engine, request, progress, child)
         return
     with engine.dequantizer.checking_ahead(), streamed_trace(request, progress, child) as trace:
         yield engine, trace

@@ -25,9 +25,9 @@ def undone(array: Array, tap: taps.Tap, done: Sequence[str], model: Runnable) ->
     if "repeated" in done:
         array = _one_copy(array, tap, model)
     if "permuted" in done and model.rope_pairs:
-        array = _reordered(array, model.sizes, (2, -1))
+        array = _reorder_heads(array, model.sizes, (2, -1))
     if "paired" in done and not model.rope_pairs:
-        array = _reordered(array, model.sizes, (-1, 2))
+        array = _reorder_heads(array, model.sizes, (-1, 2))
     if "scaled" in done:
         array = array * np.sqrt(model.sizes["dim"]).astype(array.dtype)
     if "unweighted" in done:
@@ -59,7 +59,7 @@ def _one_copy(array: Array, tap: taps.Tap, model: Runnable) -> Array:
     return np.ascontiguousarray(split[:, :, 0]).reshape(own)
 
 
-def _reordered(array: Array, sizes: Mapping[str, int], split: tuple[int, int]) -> Array:
+def _reorder_heads(array: Array, sizes: Mapping[str, int], split: tuple[int, int]) -> Array:
     """Values of each head, the rotated ones of them from halves (i, i + n/2) to pairs (2i, 2i + 1): ``split`` (2, -1);
     or the other way round: (-1, 2). RoPE may leave the last of a head alone.
     """

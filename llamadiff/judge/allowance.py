@@ -182,7 +182,7 @@ class Allowance:
         """Whether nothing is rounded but the values themselves, to float32: then no value is to be looked at."""
         return not self.noise.relative and not self.besides and not ULPS[self.precision]
 
-    def hiding(self) -> Hiding:
+    def detection_floor(self) -> Hiding:
         """What could hide below these limits."""
         total = float(self._size.sum())
         if not total:
@@ -207,11 +207,11 @@ class Allowance:
         right = self.right.block(some)
         size = _at_least(self._size)[some, None] / max(1, self._width)
         return np.asarray(
-            np.sqrt(VALUE * self.match * size + PEAK * self._expected(right, some, self.peaked))
+            np.sqrt(VALUE * self.match * size + PEAK * self._expected_squares(right, some, self.peaked))
             + ULPS[self.precision] * abs(right)
         )
 
-    def _expected(self, right: Array, some: slice, peaked: float = 1.0) -> Array:
+    def _expected_squares(self, right: Array, some: slice, peaked: float = 1.0) -> Array:
         """The mean square that rounding of other values leaves of each."""
         sampled = self.noise.rows[some] * self.noise.channels + self.noise.relative * np.square(right)
         size = self._size[some, None] / max(1, self._width)
@@ -225,8 +225,8 @@ class Allowance:
         for some in self.right.blocks:
             values = self.right.block(some)
             squares = np.square(values)
-            rows[some] = (self._expected(values, some) + own * squares).sum(axis=1)
-            channels += (self._expected(values, some, self.peaked) + own * squares).sum(axis=0)
+            rows[some] = (self._expected_squares(values, some) + own * squares).sum(axis=1)
+            channels += (self._expected_squares(values, some, self.peaked) + own * squares).sum(axis=0)
             right += squares.sum(axis=0)
         return _Sums(rows, channels, right)
 

@@ -57,7 +57,7 @@ class Compared:
         """The lane of a source that rounds least."""
         return next(lane for lane in self.lanes_of(source) if not lane.is_noise_probe)
 
-    def opened(self, source: Source) -> Array | None:
+    def undetermined(self, source: Source) -> Array | None:
         """Where a tap of a source cannot be judged.
 
         Where some inputs are not finite, nor is the result elsewhere perhaps: a step that the whole tensor shares
@@ -90,13 +90,13 @@ class Compared:
 
     def lane(self, lane: Lane, *sources: Source, ranked: bool = False) -> metrics.Rows:
         """What a lane computed, where these sources have values; without sources all of it."""
-        return self._made(lane, self.x[self.lanes.index(lane)], sources, ranked)
+        return self._make_rows(lane, self.x[self.lanes.index(lane)], sources, ranked)
 
     def values(self, name: str, *sources: Source, ranked: bool = False) -> metrics.Rows:
         """What a source recorded, where these sources have values."""
-        return self._made(name, self.recorded[name], sources, ranked)
+        return self._make_rows(name, self.recorded[name], sources, ranked)
 
-    def told(self, source: Source, computed: metrics.Rows) -> metrics.Rows:
+    def clamp_to_print_precision(self, source: Source, computed: metrics.Rows) -> metrics.Rows:
         """What a source recorded, as near to what was computed as the rounding of printed numbers leaves room for."""
         recorded = self.values(source.name, source, ranked=True)
         slack = source.trace.printed.slack.get(self.tap.name)
@@ -114,10 +114,10 @@ class Compared:
         axis = self.tap.row_axis
         return np.moveaxis(rows.reshape(shape[axis], *shape[:axis], *shape[axis + 1 :]), 0, axis)
 
-    def _made(self, what: Hashable, x: Array, sources: Sequence[Source], ranked: bool) -> metrics.Rows:
+    def _make_rows(self, what: Hashable, x: Array, sources: Sequence[Source], ranked: bool) -> metrics.Rows:
         partial = [source for source in sources if self.tap.name in source.trace.known]
         sorts = self.tap.kind.op == "ARGSORT"
-        ranked = ranked and (sorts or any(self.opened(source) is not None for source in sources))
+        ranked = ranked and (sorts or any(self.undetermined(source) is not None for source in sources))
         key = (what, *(source.name for source in (sources if ranked else partial)), ranked)
         if key not in self._rows:
             for source in sources if ranked else partial or (None,):
@@ -131,11 +131,11 @@ class Compared:
         Chosen experts are ``ranked`` by what was recorded of them: of two that are equal, either may come first. Then
         those that cannot be judged are left out too.
         """
-        x = self._defined(x)
+        x = self._mask_undefined(x)
         if source is None:
             return x
-        x = source.known(self.tap.name, x)
-        opened = self.opened(source) if ranked else None
+        x = source.zero_unrecorded(self.tap.name, x)
+        opened = self.undetermined(source) if ranked else None
         x = x if opened is None else np.where(opened, x.dtype.type(0), x)
         if not ranked or self.tap.kind.op != "ARGSORT":
             return x
@@ -147,7 +147,7 @@ class Compared:
         """A side's moments, over the values that both sides have."""
         masks = [source.trace.known[self.tap.name] for source in self.sources.values()
                  if name in self.recorded and self.tap.name in source.trace.known]  # fmt: skip
-        values = self._defined(self.recorded[name])
+        values = self._mask_undefined(self.recorded[name])
         if masks:
             return metrics.stats(values[np.logical_and.reduce(masks)])
         found = metrics.stats(self.values(name))
@@ -158,13 +158,13 @@ class Compared:
         source = self.sources[name]
         return metrics.nmse_of(self.values(name, source), self.lane(FREE, source))
 
-    def at(self, index: tuple[int, ...]) -> dict[str, float]:
+    def values_at(self, index: tuple[int, ...]) -> dict[str, float]:
         """Every side's value at one place."""
         free = {"engine": self.x[self.lanes.index(FREE)]} if FREE in self.lanes else {}
         sides = {**self.recorded, **free}
-        return {name: float(self._defined(array)[index]) for name, array in sides.items()}
+        return {name: float(self._mask_undefined(array)[index]) for name, array in sides.items()}
 
-    def _defined(self, x: Array) -> Array:
+    def _mask_undefined(self, x: Array) -> Array:
         """Raw scores are defined on the causal triangle only: elsewhere both sides count as zero.
 
         In some graphs another node has their name.

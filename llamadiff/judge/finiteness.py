@@ -27,7 +27,7 @@ def open_places(right: Array, masks: bool) -> Array | None:
     return None if judged.all() else ~judged
 
 
-def qualified(
+def restrict_to_finite(
     measured: TapMeasurement, recorded: Array, right: Array, opened: Array | None, axis: int
 ) -> TapMeasurement:
     """What was measured in the places that are not open, and how many values are not finite where the right ones are;

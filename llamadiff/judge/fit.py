@@ -68,7 +68,7 @@ class Fitted:
         """All lanes of a source that are no measure of noise."""
         lanes = [lane for lane in seen.lanes_of(source) if not lane.is_noise_probe]
         values = [seen.lane(lane, source, ranked=True) for lane in lanes]
-        errors = [right.errors(seen.told(source, right)) for right in values]
+        errors = [right.errors(seen.clamp_to_print_precision(source, right)) for right in values]
         sizes = values[0].reference()
         kept = tolerances.ROUNDING[source.shown_in(seen.tap.name)]
         best = [lanes[nearest([error[phase] for error in errors], sizes[phase], kept)] for phase in phases]
@@ -89,7 +89,7 @@ class Fitted:
         total = sum(min(float(error[phase].sum()) for error in self.errors) for phase in self.phases)
         return metrics.ratio(total, float(self.sizes.sum()))
 
-    def missed(self, least: float) -> set[str]:
+    def missed_policies(self, least: float) -> set[str]:
         """The policies that err by more than this."""
         return {lane.policy for lane, error in zip(self.lanes, self.errors, strict=True) if error.sum() > least}
 

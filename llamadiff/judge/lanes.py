@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.judge.settings import kept, settings_of
+from llamadiff.judge.settings import cache_settings, settings_of
 from llamadiff.numerics import arithmetic, metrics
 from llamadiff.numerics.policies import (
     ANGLES,
@@ -54,7 +54,7 @@ class Lane:
         """Whether it measures noise, and is no arithmetic of its own."""
         return self.policy in MEASURING or self.policy == READ_PERTURBED
 
-    def stored(self, sources: Mapping[str, Source]) -> Mapping[str, str]:
+    def cache_types(self, sources: Mapping[str, Source]) -> Mapping[str, str]:
         """The types of its cache, and what its CPU does: as its source has them.
 
         A free run that is not plain float32 measures what rounding does to a run: that of the baseline, and sums in
@@ -96,7 +96,7 @@ class Source:
         cls, name: str, trace: Trace, weight_types: Iterable[str], policies: Sequence[str], taps: Iterable[Tap] = ()
     ) -> Source:
         """A trace of a model with these ``taps``, and what its producer says of its settings."""
-        stored, flash = kept(trace), bool(settings_of(trace).get("flash_attn"))
+        stored, flash = cache_settings(trace), bool(settings_of(trace).get("flash_attn"))
         missing = any(tap.name not in trace for tap in taps if not tap.kind.optional)
         policies = policies_for(weight_types, stored, policies)
         halves = frozenset(name for name, kind in trace.dtypes.items() if kind in HALVES and not name.startswith(KEPT))
@@ -110,9 +110,9 @@ class Source:
         if self.trace.sketch is not None:
             return []
         read = [READ, READ_PERTURBED] if self.reading else []
-        shaken = [*PERTURBED[: self.draws]] if self.sparse or self.is_rough else []
-        shaken += [COARSE, COARSE_CACHE, COARSE_ATTENTION] if self.sparse else []
-        return [Lane(self.name, policy) for policy in (*self.policies, *read, *shaken)]
+        perturbed = [*PERTURBED[: self.draws]] if self.sparse or self.is_rough else []
+        perturbed += [COARSE, COARSE_CACHE, COARSE_ATTENTION] if self.sparse else []
+        return [Lane(self.name, policy) for policy in (*self.policies, *read, *perturbed)]
 
     @property
     def is_rough(self) -> bool:
@@ -120,7 +120,7 @@ class Source:
         return not self.precision == self.products == F32 or bool(self.halves)
 
     def shown_in(self, name: str) -> str:
-        """The precision in which a tap shows what the engine had; of one that is unrecorded, the one it had."""
+        """Storage precision of a recorded tap; of one that is unrecorded, what the engine computed it in."""
         if name not in self.trace:
             tap = parse(name)
             return self.products if tap is not None and self.multiplies(tap) else F32
@@ -151,7 +151,7 @@ class Source:
         mask = self.trace.known.get(name)
         return None if mask is None else np.asarray(mask.reshape(len(mask), -1).any(axis=1))
 
-    def known(self, name: str, x: Array) -> Array:
+    def zero_unrecorded(self, name: str, x: Array) -> Array:
         """A tap's values with those that the trace does not have set to zero."""
         return metrics.where_known(x, self.trace.known.get(name), name in self.trace.printed.relative)
 

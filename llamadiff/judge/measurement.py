@@ -13,7 +13,7 @@ from llamadiff.numerics import metrics
 
 Array = NDArray[Any]
 
-# Allowances that a tap is held to, besides one for each policy: what shaken values show alone; and the ways in which
+# Allowances that a tap is held to, besides one for each policy: what perturbed values show alone; and the ways in which
 # one arithmetic may be done, where nothing shows which.
 SURE, VARIANTS = "sure", "variants"
 
@@ -145,7 +145,7 @@ class Sketched:
         """The NMSE of each row."""
         return metrics.ratios(self.rows, self.sizes)
 
-    def fitting(self, match: float, phases: Sequence[slice]) -> tuple[frozenset[str], ...]:
+    def fitting_policies(self, match: float, phases: Sequence[slice]) -> tuple[frozenset[str], ...]:
         """The policies that fit, in each phase that has rows."""
         return tuple(
             frozenset(

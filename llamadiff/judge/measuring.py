@@ -16,7 +16,7 @@ from llamadiff.judge.allowance import WHOLE, Allowance, unseen
 from llamadiff.judge.compared import Compared, Errors
 from llamadiff.judge.fact import Fact
 from llamadiff.judge.finding import Finding, Tried
-from llamadiff.judge.finiteness import qualified
+from llamadiff.judge.finiteness import restrict_to_finite
 from llamadiff.judge.fit import Fitted, count_distinct
 from llamadiff.judge.lanes import FREE, FREE_NATIVE, Lane, Source
 from llamadiff.judge.measurement import (
@@ -32,9 +32,9 @@ from llamadiff.judge.measurement import (
     UnknownRounding,
     matches,
 )
-from llamadiff.judge.noise import SHAKEN, TapNoise
+from llamadiff.judge.noise import PERTURBED_FACTOR, TapNoise
 from llamadiff.judge.sketching import drift_from, stats_of
-from llamadiff.judge.statistics import held
+from llamadiff.judge.statistics import compare_statistics
 from llamadiff.numerics import cpu, metrics, tolerances
 from llamadiff.numerics.pictures import closeup_of
 from llamadiff.numerics.policies import (
@@ -74,7 +74,7 @@ class Judge:
     edges: tuple[int, ...]
     pictured: str | None = None
 
-    def finding(
+    def measure_tap(
         self, seen: Compared, spans: Mapping[str, tuple[str, ...]], before: Sequence[Finding], sums: frozenset[str]
     ) -> Finding:
         """What is to be known of one tap; ``spans`` by source. ``before``: findings of the taps before it; ``sums``:
@@ -82,19 +82,19 @@ class Judge:
         """
         lanes, recorded, replayed = seen.lanes, seen.recorded, {lane.source for lane in seen.lanes}
         told = {name: self._looked_at(self.sources[name], seen, spans[name]) for name in recorded if name in replayed}
-        measured = {name: self._measured(found, before) for name, found in told.items()}
+        measured = {name: self._measure_source(found, before) for name, found in told.items()}
         free = seen.lane(FREE) if FREE in lanes else None
         return Finding(
             tap=seen.tap,
             shape=seen.x[0].shape,
             measured=measured,
-            at={name: seen.at(found.index) for name, found in measured.items()},
+            at={name: seen.values_at(found.index) for name, found in measured.items()},
             stats=self._stats(seen, free),
             drift=self._drift(seen),
             distance={name: seen.distance(name) for name in recorded} if free else {},
             noise=metrics.nmse_of(seen.lane(FREE_NATIVE), free) if free and FREE_NATIVE in lanes else None,
             fitting={name: found.fitted.policies(found.bounds.match) for name, found in told.items()},
-            stated=self._stated(seen),
+            stated=self._compare_statistics(seen),
             sums=sums,
             closeups={name: each for name, found in told.items() if (each := self._closeup(found)) is not None},
         )
@@ -107,22 +107,26 @@ class Judge:
         return Finding(
             tap=tap,
             shape=seen.x[0].shape,
-            measured={name: self._sketched(tap, self.sources[name], s, spans[name]) for name, s in sketched.items()},
+            measured={
+                name: self._measure_sketched(tap, self.sources[name], s, spans[name]) for name, s in sketched.items()
+            },
             at={name: {} for name in sketched},
             stats=self._stats(seen, None),
             drift=self._drift(seen),
             distance={},
             noise=None,
-            fitting={name: each.fitting(matches[name], self.phases) for name, each in sketched.items()},
-            stated=self._stated(seen),
+            fitting={name: each.fitting_policies(matches[name], self.phases) for name, each in sketched.items()},
+            stated=self._compare_statistics(seen),
         )
 
-    def _sketched(self, tap: taps.Tap, source: Source, found: Sketched, span: tuple[str, ...]) -> TapMeasurement:
+    def _measure_sketched(
+        self, tap: taps.Tap, source: Source, found: Sketched, span: tuple[str, ...]
+    ) -> TapMeasurement:
         """A match in numbers, and what it shows of its source's arithmetic."""
         policy = found.policies[-1]
         label, match = self._label(source, tap, policy), self._match(source, tap, policy)
         most = max(APART * found.rows.sum(), WHOLE * match * found.sizes.sum())
-        fits = found.fitting(match, self.phases)[-1]
+        fits = found.fitting_policies(match, self.phases)[-1]
         missed = frozenset(name for name, errors in found.errors.items() if errors.sum() > most)
         per_row, hiding = found.per_row, unseen(match)
         return TapMeasurement(
@@ -155,13 +159,13 @@ class Judge:
         shaped = metrics.with_extremes(own, free.x) if seen.tap.kind.word == taps.RESIDUAL else own
         return {**found, "engine": shaped}
 
-    def _stated(self, seen: Compared) -> Tried:
+    def _compare_statistics(self, seen: Compared) -> Tried:
         """The statistics that the candidate states of a tap, each with what is right."""
         source = self.sources.get("candidate")
         stated = source.trace.printed.stated.get(seen.tap.name) if source is not None else None
         if source is None or not stated or "baseline" not in seen.recorded:
             return {}
-        return held(stated, seen.values("baseline"), [seen.lane(lane) for lane in seen.lanes_of(source)])
+        return compare_statistics(stated, seen.values("baseline"), [seen.lane(lane) for lane in seen.lanes_of(source)])
 
     def _drift(self, seen: Compared) -> metrics.Difference | None:
         """The candidate against the baseline, where both have values; without a candidate, the free run."""
@@ -173,7 +177,7 @@ class Judge:
             return None
         right = seen.values("baseline", *every)
         if not alone and seen.tap.name in self.sources["candidate"].trace.printed.slack:
-            return metrics.difference_of(seen.told(self.sources["candidate"], right), right)
+            return metrics.difference_of(seen.clamp_to_print_precision(self.sources["candidate"], right), right)
         return metrics.difference_of(seen.lane(FREE, *every) if alone else seen.values("candidate", *every), right)
 
     def _sketch(self, tap: taps.Tap) -> RowSketch | None:
@@ -198,13 +202,15 @@ class Judge:
         """A source's own error under the arithmetic that fits best, in each phase (prefill, decode)."""
         tap, fitted = seen.tap, Fitted.of(seen, source, self.phases)
         right = fitted.right(seen, source)
-        match = self._match(source, tap, fitted.policy) + self._unfollowed(source, seen, fitted.policy)
+        match = self._match(source, tap, fitted.policy) + self._unfollowed_error(source, seen, fitted.policy)
         noise = TapNoise(source, seen, right, fitted.errors, span, match, self._kinds(source, span, tap))
         besides = self._besides(source, tap)
         bounds = Allowance(right, match, lambda: noise.sure, source.precision_of(tap.name), *besides)
-        return _Looked(source, seen, fitted, Errors.of(seen.told(source, right), right), noise, bounds)
+        return _Looked(
+            source, seen, fitted, Errors.of(seen.clamp_to_print_precision(source, right), right), noise, bounds
+        )
 
-    def _measured(self, found: _Looked, before: Sequence[Finding]) -> TapMeasurement:
+    def _measure_source(self, found: _Looked, before: Sequence[Finding]) -> TapMeasurement:
         """What was seen in numbers, in view of what is not finite."""
         source, seen, errors, fitted, noise = found.source, found.seen, found.errors, found.fitted, found.noise
         tap, span, match = seen.tap, tuple(noise.span), found.bounds.match
@@ -213,7 +219,7 @@ class Judge:
         is_match, sure = matches(is_even, errors.nmse, match, allowances), allowances[SURE]
         fits = fitted.policies(match)[-1] if is_match else frozenset[str]()
         most = max(APART * float(errors.rows.sum()), found.bounds.whole)
-        missed = frozenset(fitted.missed(most) if sure.fits else ())
+        missed = frozenset(fitted.missed_policies(most) if sure.fits else ())
         evidence = self._evidence(source, tap, span, fitted.policy, fits, missed, fitted.sizes)
         if span and not is_match:
             certain = frozenset({fitted.policy} if noise.is_certain else ()) - {F32}
@@ -225,17 +231,17 @@ class Judge:
             is_even=is_even, allowances=allowances, evidence=evidence, least=fitted.least,
             policy_distances={} if is_match else noise.policy_distances(),
             unknown_rounding=noise.unknown_rounding(errors.rows) if span and not is_match else UnknownRounding(),
-            printed=self._printed(found), unknown=self._unknown(source, span, tap),
+            printed=self._printed_error(found), unknown=self._unknown(source, span, tap),
             span=span, token=worst.token, index=worst.index,
             expected=worst.baseline, recorded=worst.candidate,
             facts=() if sure.fits else self._facts(found, facts_limit, before),
         )  # fmt: skip
-        values, opened = seen.values(source.name, source, ranked=True), seen.opened(source)
+        values, opened = seen.values(source.name, source, ranked=True), seen.undetermined(source)
         if values.finite and opened is None:
             return measured
         sides = (seen.recorded[source.name], seen.x[seen.lanes.index(seen.exact(source))])
         recorded, right = (seen.comparable(side, source, ranked=True) for side in sides)
-        return qualified(measured, recorded, right, opened, tap.row_axis)
+        return restrict_to_finite(measured, recorded, right, opened, tap.row_axis)
 
     def _evidence(
         self, source: Source, tap: taps.Tap, span: tuple[str, ...], policy: str, fits: frozenset[str],
@@ -266,7 +272,7 @@ class Judge:
             return self._label(source, tap, policy)
         return rounding_type(policy, kind, source.stored, source.reading)
 
-    def _printed(self, found: _Looked) -> Printed | None:
+    def _printed_error(self, found: _Looked) -> Printed | None:
         """How far off printed values are."""
         source, name = found.source, found.seen.tap.name
         room = source.trace.printed.slack.get(name)
@@ -337,7 +343,7 @@ class Judge:
             match += tolerances.ROUNDING["f16"] * (len(self.positions) + 1)
         return match
 
-    def _unfollowed(self, source: Source, seen: Compared, policy: str) -> float:
+    def _unfollowed_error(self, source: Source, seen: Compared, policy: str) -> float:
         """The NMSE of what no lane follows: some sums in float16, and how far off float32 leaves RoPE's angles."""
         lost = seen.unfollowed.sums.get(Lane(source.name, policy), 0.0)
         rope = self._rope(seen.tap)
@@ -353,7 +359,7 @@ class Judge:
         """
         read, rope = source.reading.get(tap.kind.op), self._rope(tap)
         pairs = source.trace.shape(tap.name)[-1] / 2 if rope is not None else 1.0
-        return (SHAKEN * read.size**2, pairs) if read is not None else (0.0, 1.0)
+        return (PERTURBED_FACTOR * read.size**2, pairs) if read is not None else (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -369,14 +375,16 @@ class _Looked:
 
     def allowances(self, is_even: bool) -> Iterator[tuple[str, AllowedError]]:
         """What the errors are held to; of those that are even, the first will do."""
-        yield SURE, self._allowed(self.bounds)
+        yield SURE, self._allowed_error(self.bounds)
         if not is_even:
             for way, samples in self.noise.others():
-                yield way, self._allowed(replace(self.bounds, samples=partial(list, samples)))
+                yield way, self._allowed_error(replace(self.bounds, samples=partial(list, samples)))
 
-    def _allowed(self, bounds: Allowance) -> AllowedError:
+    def _allowed_error(self, bounds: Allowance) -> AllowedError:
         errors = self.errors
         fits = bounds.is_even(errors.rows, errors.largest) or bounds.holds(errors.rows, errors.recorded)
         own_match = self.source.name == "baseline" and fits and errors.nmse <= bounds.match
-        hiding = unseen(bounds.match) if own_match else bounds.hiding()  # llama.cpp's: no more than the table says
+        hiding = (
+            unseen(bounds.match) if own_match else bounds.detection_floor()
+        )  # llama.cpp's: no more than the table says
         return AllowedError(fits, hiding.whole, hiding.row, hiding.value)

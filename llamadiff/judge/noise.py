@@ -1,4 +1,4 @@
-"""How large a tap's rounding noise can be, measured by its source's shaken lanes and by its other taps."""
+"""How large a tap's rounding noise can be, measured by its source's perturbed lanes and by its other taps."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from llamadiff.numerics.policies import (
 )
 
 Array = NDArray[Any]
-# How many times the square of a sample of rounding counts: of a shaken lane, of one that is shaken in its last bits,
+# How many times the square of a sample of rounding counts: of a perturbed lane, of one perturbed in its last bits,
 # of an arithmetic that is done in another way, of one on inputs in 16 bits: what is rounded again may go the other way.
-SHAKEN, SHAKEN_F32, VARIANT, FLIPPED = 2.0, 64.0, 0.02, 1.0
+PERTURBED_FACTOR, PERTURBED_F32_FACTOR, VARIANT, FLIPPED = 2.0, 64.0, 0.02, 1.0
 FEWER = 10.0  # ratio of two sums of ten squares each that chance makes one time in a thousand
 SURE_ROW = 1e-9  # NMSE of a row that an arithmetic has exactly, through a span
 _TINY = float(np.finfo(np.float64).tiny)
@@ -54,31 +54,31 @@ class TapNoise:
     kinds: frozenset[str]
 
     @cached_property
-    def _made(self) -> dict[str, metrics.Rows]:
+    def _rows_by_policy(self) -> dict[str, metrics.Rows]:
         """Policy -> what its lane computed; the first is the one that rounds least."""
         lanes = self.seen.lanes_of(self.source)
         return {lane.policy: self.seen.lane(lane, self.source, ranked=True) for lane in lanes}
 
     @property
     def _exact(self) -> metrics.Rows:
-        return next(iter(self._made.values()))
+        return next(iter(self._rows_by_policy.values()))
 
     @cached_property
     def sure(self) -> list[Sample]:
         """Samples of what rounding makes of the tap, whatever the engine's arithmetic is.
 
-        A shaken lane shows what the rounding of recorded values makes of the op's result. The lane of an arithmetic
+        A perturbed lane shows what the rounding of recorded values makes of the op's result. The lane of an arithmetic
         shows that one's own rounding. Over a span of unrecorded ops rounding is chaotic, and may differ by all of it:
         there this counts where some row shows that it is the engine's.
         """
-        made, in_f32 = self._made, self.source.precision == F32
+        made, in_f32 = self._rows_by_policy, self.source.precision == F32
         drawn = [made[policy] for policy in PERTURBED if policy in made]
-        weight = (SHAKEN if self.source.is_rough else SHAKEN_F32) / max(1, len(drawn))
+        weight = (PERTURBED_FACTOR if self.source.is_rough else PERTURBED_F32_FACTOR) / max(1, len(drawn))
         samples = [Sample(weight, one, self._exact) for one in drawn]
         if READ_PERTURBED in made:
-            samples.append(Sample(SHAKEN, made[READ_PERTURBED], made[READ]))
+            samples.append(Sample(PERTURBED_FACTOR, made[READ_PERTURBED], made[READ]))
         if self.span and self.is_certain:
-            samples.append(Sample(SHAKEN, self.expected, self._exact))
+            samples.append(Sample(PERTURBED_FACTOR, self.expected, self._exact))
         if not self.span and not in_f32:  # which arithmetic a tap has can be lost among flips
             samples += [Sample(FLIPPED, one, self._exact) for one in self._variants]
         return samples
@@ -86,7 +86,7 @@ class TapNoise:
     @property
     def _variants(self) -> set[metrics.Rows]:
         """Arithmetics of which one that is done in another way differs by a small part; what was read holds too."""
-        own = self._made.get(READ, self.expected) if self.source.precision != F32 else self.expected
+        own = self._rows_by_policy.get(READ, self.expected) if self.source.precision != F32 else self.expected
         return {own, self.expected} - {self._exact}
 
     def others(self) -> Iterator[tuple[str, list[Sample]]]:
@@ -96,13 +96,15 @@ class TapNoise:
                 yield VARIANTS, [*self.sure, *(Sample(VARIANT, one, self._exact) for one in self._variants)]
             return
         for policy, values in self._arithmetics.items():
-            yield policy, [*self.sure, Sample(SHAKEN, values, self._exact)]
+            yield policy, [*self.sure, Sample(PERTURBED_FACTOR, values, self._exact)]
 
     @property
     def _arithmetics(self) -> dict[str, metrics.Rows]:
         """Those that round."""
         return {
-            policy: values for policy, values in self._made.items() if policy not in (*MEASURING, F32, READ_PERTURBED)
+            policy: values
+            for policy, values in self._rows_by_policy.items()
+            if policy not in (*MEASURING, F32, READ_PERTURBED)
         }
 
     @cached_property
@@ -128,8 +130,8 @@ class TapNoise:
         """
         exact = self._exact
         rows = fit.count_distinct(exact.reference())
-        error = self.seen.told(self.source, exact)
-        drawn = [self._cosines(error, values) for policy, values in self._made.items() if policy in MEASURING]
+        error = self.seen.clamp_to_print_precision(self.source, exact)
+        drawn = [self._cosines(error, values) for policy, values in self._rows_by_policy.items() if policy in MEASURING]
         if not drawn:
             return {}
         chance = max(float(np.sqrt(np.mean(np.square(drawn)))), (exact.size // exact.shape[0]) ** -0.5)
@@ -166,13 +168,13 @@ class TapNoise:
 
     def _errors(self, computed: metrics.Rows) -> Array:
         """The rows' sums of squared errors against what was recorded."""
-        return computed.errors(self.seen.told(self.source, computed))
+        return computed.errors(self.seen.clamp_to_print_precision(self.source, computed))
 
     def unknown_rounding(self, nearest: Array) -> UnknownRounding:
         """What the span errs by, and what roundings that nothing shows may leave of it. ``nearest``: the rows' errors
         under the arithmetic that fits best.
         """
-        made, exact = self._made, self._exact
+        made, exact = self._rows_by_policy, self._exact
         size = float(exact.reference().sum())
         others = [error for error in self.errors if error is not nearest]
 

@@ -1,4 +1,4 @@
-"""What is judged: each op is computed from what was recorded before it, and compared with what was recorded of it.
+"""Teacher-forced replay: run each op on its recorded inputs and compare with its recorded output.
 
 An engine runs its ops in order and shows what each of them gives to a Replay, as ``tap(name, x)``, in every lane. There
 it is compared with what a trace has, and the engine goes on with what the trace has: so the next op is computed from
@@ -27,7 +27,7 @@ from llamadiff.judge.compared import Compared, Unfollowed
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Lane, Source
 from llamadiff.judge.measuring import Judge
-from llamadiff.numerics.policies import CACHES, F32, GELU, PERTURBED, perturbed
+from llamadiff.numerics.policies import CACHES, F32, GELU, PERTURBED, perturb
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.numerics.summing import Kernel
 from llamadiff.numerics.transposes import advice
@@ -43,23 +43,25 @@ MIXING = ("kq", "kq_soft_max", "kqv", "kqv_out", "ssm_conv", "ssm_scan")
 class ShownSums(Protocol):
     """Keeps the last product in mind until its tap is seen, which may show how it was added."""
 
-    def added(self, lanes: Sequence[Lane], kind: str, shape: tuple[int, ...], kernel: Kernel, parts: Matrices) -> None:
+    def record_sum(
+        self, lanes: Sequence[Lane], kind: str, shape: tuple[int, ...], kernel: Kernel, parts: Matrices
+    ) -> None:
         """A product was added in float32."""
 
-    def shown(self, tap: Tap, x: Array, lanes: Sequence[Lane], recorded: Mapping[str, Array]) -> frozenset[str]:
+    def orders_shown(self, tap: Tap, x: Array, lanes: Sequence[Lane], recorded: Mapping[str, Array]) -> frozenset[str]:
         """The ways in which the last product may have been added, if the tap is that product."""
 
 
 class Sketches(Protocol):
     """Products of many tokens that are seen to be right before they are computed, so that they need not be."""
 
-    def known(
+    def verified_product(
         self, product: WeightProduct, lanes: Sequence[Lane], taps: Mapping[str, Tap],
         recorded: Callable[[Source, Tap, tuple[int, ...]], Array],
     ) -> Array | None:  # fmt: skip
         """What was recorded of a product, in each lane, if all of it clearly is right."""
 
-    def finding(
+    def finding_of(
         self, tap: Tap, x: Array, lanes: Sequence[Lane], spans: Mapping[str, tuple[str, ...]]
     ) -> Finding | None:
         """That of a tap whose product was known; else None."""
@@ -83,7 +85,7 @@ class Replay(EngineTap):
         self.present = {tap.name: tap for tap in model.taps}
         self.n_expert = model.sizes["expert"]
         self.spans = {name: spans_of(source, model) for name, source in self.sources.items()}
-        self.sums = plugins.ask_first(lambda each: each.shown_sums(judge))
+        self.sums = plugins.ask_first(lambda each: each.sum_order_probe(judge))
         self.sketches = plugins.ask_first(lambda each: each.sketches(judge, model.products))
         self.findings: list[Finding] = []
         self.logits: Array | None = None
@@ -94,7 +96,7 @@ class Replay(EngineTap):
         """Go on with these lanes."""
         self.lanes = tuple(lanes)
         reading = next((source.reading for source in self.sources.values() if source.reading), None)
-        ways = [(lane.policy, lane.stored(self.sources)) for lane in lanes]
+        ways = [(lane.policy, lane.cache_types(self.sources)) for lane in lanes]
         self.carrier = Carrier(ways, reading, self.judge.edges)
         self._last_operands: tuple[tuple[Any, ...], tuple[Array, ...]] = ((), ())
 
@@ -110,22 +112,22 @@ class Replay(EngineTap):
             self.logits = x[0]
         spans = {source: span(name) for source, span in self.spans.items()}
         recorded = {
-            source.name: self.recorded(source, tap, x.shape[1:])
+            source.name: self.recorded_values(source, tap, x.shape[1:])
             for source in self.sources.values()
             if name in source.trace
         }
-        seen = self.sketches.finding(tap, x, self.lanes, spans) if self.sketches is not None else None
+        seen = self.sketches.finding_of(tap, x, self.lanes, spans) if self.sketches is not None else None
         if seen is not None:
             self.findings.append(seen)
             return x  # which is what was recorded
-        sums = self.sums.shown(tap, x, self.lanes, recorded) if self.sums is not None else frozenset()
+        sums = self.sums.orders_shown(tap, x, self.lanes, recorded) if self.sums is not None else frozenset()
         lost = {self.lanes[number]: nmse for number, nmse in self.carrier.take_lost().items()}
         unfollowed = Unfollowed(lost, self._mean_square_angle)
         compared = Compared(tap, [*x], self.lanes, recorded, self.sources, self.judge.positions, unfollowed=unfollowed)
-        self.findings.append(self.judge.finding(compared, spans, self.findings, sums))
-        return self._followed(name, x, recorded)
+        self.findings.append(self.judge.measure_tap(compared, spans, self.findings, sums))
+        return self._teacher_forced(name, x, recorded)
 
-    def recorded(self, source: Source, tap: Tap, shape: tuple[int, ...]) -> Array:
+    def recorded_values(self, source: Source, tap: Tap, shape: tuple[int, ...]) -> Array:
         """What a trace has of a tap, in the engine's shape."""
         values = source.trace[tap.name]
         same_rows = values.ndim > tap.row_axis and values.shape[: tap.row_axis + 1] == shape[: tap.row_axis + 1]
@@ -138,7 +140,7 @@ class Replay(EngineTap):
             return self._expert_numbers(source, tap, values).reshape(shape)
         return values.reshape(shape)
 
-    def _followed(self, name: str, x: Array, recorded: Mapping[str, Array]) -> Array:
+    def _teacher_forced(self, name: str, x: Array, recorded: Mapping[str, Array]) -> Array:
         """What the engine goes on with: the sources' own values in their lanes, where they have any."""
         if not recorded and not any(lane.is_noise_probe for lane in self.lanes):
             return x
@@ -151,25 +153,25 @@ class Replay(EngineTap):
                 own, rows = recorded[lane.source], self.sources[lane.source].whole_rows(name)
                 values = own if rows is None else np.where(_along_first(rows, own), own, values)
             if lane.policy in PERTURBED and lane.source is not None:
-                values = perturbed(values, self.sources[lane.source].shown_in(name), PERTURBED.index(lane.policy))
+                values = perturb(values, self.sources[lane.source].shown_in(name), PERTURBED.index(lane.policy))
             out[number] = values
         return out
 
     def _expert_numbers(self, source: Source, tap: Tap, values: Array) -> Array:
-        """Expert numbers as an index array. Raises UserError for a number that is no expert's."""
+        """Expert numbers as an index array. Raises UserError for one that is out of range."""
         with np.errstate(invalid="ignore"):
             numbers = np.asarray(values).astype(np.int32)
         bad = (numbers != values) | (numbers < 0) | (numbers >= self.n_expert)
         if bad.any():
             found = np.asarray(values)[bad].flat[0]
             raise UserError(
-                f"{tap.name} of the {source.name}: {found} is no expert's number (0 to {self.n_expert - 1})"
+                f"{tap.name} of the {source.name}: expert index {found} is out of range 0..{self.n_expert - 1}"
             )
         return numbers
 
     # -- how an op is computed: as each lane's arithmetic does ---------------------------------------------------------
 
-    def wanted(self, name: str) -> bool:
+    def is_wanted(self, name: str) -> bool:
         """Whether a trace has a tap; if none does, what comes after it answers for it."""
         return any(name in source.trace for source in self.sources.values())
 
@@ -183,31 +185,35 @@ class Replay(EngineTap):
             self._last_operands = ((kind, *arrays), operands)
         return operands
 
-    def stored(self, kind: str, x: Array) -> Array:
-        return self.carrier.stored(kind, x)
+    def store(self, kind: str, x: Array) -> Array:
+        return self.carrier.store(kind, x)
 
-    def multiplied(self, product: WeightProduct) -> Array:
+    def multiply(self, product: WeightProduct) -> Array:
         sketches = self.sketches
-        known = sketches.known(product, self.lanes, self.present, self.recorded) if sketches is not None else None
+        known = (
+            sketches.verified_product(product, self.lanes, self.present, self.recorded_values)
+            if sketches is not None
+            else None
+        )
         return product.compute() if known is None else known
 
-    def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
+    def accumulate(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
         if self.sums is not None:
-            self.sums.added(self.lanes, kind, y.shape[1:], self.carrier.kernel("", kind, start, by_row), parts)
-        return self.carrier.summed(y, kind, parts, start, by_row)
+            self.sums.record_sum(self.lanes, kind, y.shape[1:], self.carrier.kernel("", kind, start, by_row), parts)
+        return self.carrier.accumulate(y, kind, parts, start, by_row)
 
     def product(self, y: Array) -> Array:
-        """Shaken in the lanes of an engine that keeps its products in 16 bits, and its weights perhaps too.
+        """Perturbed in the lanes of an engine that keeps its products in 16 bits, and its weights perhaps too.
 
         A product before its bias is added; and its operand, which moves a product as rounded weights do.
         """
         kept = [self.sources[lane.source].products if lane.source else F32 for lane in self.lanes]
         if not any(lane.policy in PERTURBED and kind != F32 for lane, kind in zip(self.lanes, kept, strict=True)):
             return y
-        y = self.carrier.widened(y)
+        y = self.carrier.widen(y)
         for number, (lane, kind) in enumerate(zip(self.lanes, kept, strict=True)):
             if lane.policy in PERTURBED:
-                y[number] = perturbed(y[number], kind, PERTURBED.index(lane.policy))
+                y[number] = perturb(y[number], kind, PERTURBED.index(lane.policy))
         return y
 
     def angles(

@@ -108,7 +108,7 @@ def _run_of_beginning(
     whole, _ = _one_pass(model, sources, replayed, info, how, first=first)
     heads = _heads(sources, BEGINNING)
     head, logits = _one_pass(model, heads, free, heads[0].trace.info, quiet)
-    findings = _together(judge_taps(whole.findings, whole.sources), head.findings)
+    findings = _join_findings(judge_taps(whole.findings, whole.sources), head.findings)
     return Passes(findings, whole.judge, logits, BEGINNING)
 
 
@@ -136,7 +136,7 @@ def _one_pass(
     first: Sequence[Lane] | None = None,
 ) -> tuple[Replay, Array]:
     """One pass, which begins with the ``first`` lanes -> who judged, the first lane's logits."""
-    with _kept(keep, model, info) as write:
+    with _keep_taps(keep, model, info) as write:
 
         def at(name: str, x: Array) -> None:
             tap = taps.parse(name)
@@ -176,7 +176,7 @@ def _in_a_line(model: Runnable) -> Iterator[None]:
 
 
 @contextmanager
-def _kept(path: Path | None, model: Runnable, info: Info) -> Iterator[Callable[[str, Array], None]]:
+def _keep_taps(path: Path | None, model: Runnable, info: Info) -> Iterator[Callable[[str, Array], None]]:
     """What writes taps of the free run to a trace file, if there is to be one."""
     if path is None:
         yield lambda name, x: None
@@ -186,7 +186,7 @@ def _kept(path: Path | None, model: Runnable, info: Info) -> Iterator[Callable[[
         writer.finish(replace(info, producer=model.producer))
 
 
-def _together(whole: Sequence[Finding], head: Sequence[Finding]) -> list[Finding]:
+def _join_findings(whole: Sequence[Finding], head: Sequence[Finding]) -> list[Finding]:
     """Findings over all tokens, with what the free run shows over the first ones."""
     free = {finding.tap.name: finding for finding in head}
     return [

@@ -41,34 +41,34 @@ class Schedule:
         self._step = self._new_step()
         x = parts[0].run(None, self._step)
         if len(parts) > 1:
-            x = self._carried(first or self._likely(parts[1]), x)
+            x = self._carry_lanes(first or self._likely(parts[1]), x)
         for part in parts[1:]:
-            x = self._fitting(part, x)
+            x = self._run_part(part, x)
             if part.end:
-                x = self._narrowed(part, x)
+                x = self._drop_lanes(part, x)
         return x
 
-    def _fitting(self, part: Part, x: Array) -> Array:
+    def _run_part(self, part: Part, x: Array) -> Array:
         """What a part makes of x. Where lanes that were left out might fit, it is run again with these."""
         self._judged = len(self.replay.findings)
         while True:
             y = part.run(x, self._step)
-            wanted = self._wanted()
+            wanted = self._missing_lanes()
             if not wanted:
                 return y
             del self.replay.findings[self._judged :]
             lanes = self.replay.lanes
-            x = self._carried([lane for lane in self.every if lane in lanes or lane in wanted], x)
+            x = self._carry_lanes([lane for lane in self.every if lane in lanes or lane in wanted], x)
 
-    def _narrowed(self, part: Part, x: Array) -> Array:
+    def _drop_lanes(self, part: Part, x: Array) -> Array:
         """What the next part begins with: the lanes that it needs, by what this one showed."""
-        settled = [lane for source in self.sources.values() for lane in self._settled(source, part)]
+        settled = [lane for source in self.sources.values() for lane in self._needed_lanes(source, part)]
         needed = [lane for lane in self.replay.lanes if lane.source is None or lane in settled]
         for source in self.sources.values():
             source.trace.forget([finding.tap.name for finding in self.replay.findings[self._judged :]])
-        return self._carried(needed, x) if len(needed) < len(self.replay.lanes) else x
+        return self._carry_lanes(needed, x) if len(needed) < len(self.replay.lanes) else x
 
-    def _carried(self, lanes: Sequence[Lane], x: Array) -> Array:
+    def _carry_lanes(self, lanes: Sequence[Lane], x: Array) -> Array:
         """Go on with other lanes: what they begin with, as those of one source have the same values there."""
         now = self.replay.lanes
         first = {lane.source: number for number, lane in reversed([*enumerate(now)])}
@@ -77,7 +77,7 @@ class Schedule:
         self._step = self._new_step()
         return x[places]
 
-    def _wanted(self) -> set[Lane]:
+    def _missing_lanes(self) -> set[Lane]:
         """The lanes that were left out, and might have fitted the present part's taps.
 
         An arithmetic might not that differs from those that were tried by very much more, or less, than the tap does,
@@ -100,7 +100,7 @@ class Schedule:
                     self._kept[name] |= {lane.policy for lane in able}
         return wanted
 
-    def _settled(self, source: Source, part: Part) -> list[Lane]:
+    def _needed_lanes(self, source: Source, part: Part) -> list[Lane]:
         """The lanes of a source that the parts after this one need: the fewest that fitted whatever fits."""
         own, findings = [lane for lane in self.replay.lanes if lane.source == source.name], self.replay.findings
         if not self._can_leave_out(source, part) or len(own) == 1:

@@ -7,7 +7,7 @@ from typing import Any
 
 from llamadiff.numerics import cpu
 from llamadiff.numerics.policies import GELU
-from llamadiff.numerics.summing import sums_in_half
+from llamadiff.numerics.summing import half_sums
 from llamadiff.trace.reader import Trace
 
 
@@ -21,7 +21,7 @@ def stored_types(trace: Trace) -> dict[str, str]:
     return {side: "F16" if settings.get("flash_attn") and kind == "F32" else kind for side, kind in types.items()}
 
 
-def kept(trace: Trace) -> dict[str, str]:
+def cache_settings(trace: Trace) -> dict[str, str]:
     """The types of the cache, and where the producer says what its CPU does: not as most, how it rounds to eight bits
     (``q8``; UNKNOWN: it was asked, and does not say), adds float16's numbers (``sums``), fills GELU's table (``gelu``).
     """
@@ -38,7 +38,7 @@ def _sums(stated: object, producer: Mapping[str, Any]) -> str:
 
     UNKNOWN where that line says nothing; what engines of others say is theirs.
     """
-    in_half = sums_in_half()
+    in_half = half_sums()
     sums = stated or cpu.sums_of(str(producer.get("build", "")))
     if sums == cpu.UNKNOWN and producer.get("name") != "llama.cpp":
         return cpu.IN_FLOAT

@@ -27,11 +27,13 @@ def sketch_of(trace: Mapping[str, Array], seed: int = SEED, projections: int = P
     """The sketch of all taps of a trace that hold numbers to measure: choices of experts do not."""
     known = {name: tap for name in trace if (tap := taps.parse(name)) is not None and tap.kind.op != "ARGSORT"}
     shapes = {name: tuple(trace[name].shape) for name in known}
-    rows = {name: sketched(metrics.Rows(trace[name], tap.row_axis), seed, projections) for name, tap in known.items()}
+    rows = {
+        name: sketch_rows(metrics.Rows(trace[name], tap.row_axis), seed, projections) for name, tap in known.items()
+    }
     return Sketch(seed, projections, shapes, rows)
 
 
-def sketched(rows: metrics.Rows, seed: int, k: int) -> RowSketch:
+def sketch_rows(rows: metrics.Rows, seed: int, k: int) -> RowSketch:
     """The sketch of a tensor's rows."""
     moments, projected = np.empty((rows.shape[0], len(MOMENTS))), np.empty((rows.shape[0], k))
     width = rows.size // max(1, rows.shape[0])
@@ -66,7 +68,7 @@ def splitmix64(x: Array) -> Array:
 
 def drift_from(sketch: Sketch, tap: str, own: metrics.Rows) -> metrics.Difference:
     """How far a tap's values are from those that were sketched: they are sketched with the same signs."""
-    return estimated(sketched(own, sketch.seed, sketch.projections), sketch.rows[tap])
+    return estimate_difference(sketch_rows(own, sketch.seed, sketch.projections), sketch.rows[tap])
 
 
 def stats_of(rows: RowSketch) -> metrics.Stats:
@@ -80,7 +82,7 @@ def stats_of(rows: RowSketch) -> metrics.Stats:
     )
 
 
-def estimated(candidate: RowSketch, baseline: RowSketch) -> metrics.Difference:
+def estimate_difference(candidate: RowSketch, baseline: RowSketch) -> metrics.Difference:
     """The difference of two tensors, from sketches with the same signs; what a sketch does not tell is NaN."""
     gaps = candidate.projected.astype(np.float64) - baseline.projected.astype(np.float64)
     errors = np.where(np.isfinite(gaps), np.square(gaps), np.inf).mean(axis=1)

@@ -26,22 +26,24 @@ EVERY, LAST, FIRST = "all tokens", "the last token", "the first token"
 _OF = {"rms": "rms", "mean": "mean", "min": "minimum", "max": "maximum", "norm": "norm"}
 
 
-def held(stated: Mapping[str, Number], baseline: Rows, lanes: Sequence[Rows]) -> Tried:
+def compare_statistics(stated: Mapping[str, Number], baseline: Rows, lanes: Sequence[Rows]) -> Tried:
     """A tap's statistics over all rows, and over the last or the first alone: which, the log does not say.
 
     ``lanes``: what the engine computed in each right way, the exact one first.
     """
     every = [list(_scopes(rows.values)) for rows in (baseline, *lanes)]
     scopes = dict.fromkeys((EVERY, LAST, FIRST) if baseline.shape[0] > 1 else (EVERY,))
-    return {scope: [_held(name, number, [values[i] for values in every]) for name, number in stated.items()]
-            for i, scope in enumerate(scopes)}  # fmt: skip
+    return {
+        scope: [_compare_statistic(name, number, [values[i] for values in every]) for name, number in stated.items()]
+        for i, scope in enumerate(scopes)
+    }
 
 
 def _scopes(values: Array) -> Iterator[Array]:
     yield from (values, values[-1:], values[:1])
 
 
-def _held(name: str, number: Number, sides: Sequence[Array]) -> StatedStatistic:
+def _compare_statistic(name: str, number: Number, sides: Sequence[Array]) -> StatedStatistic:
     found = [_statistic(name, side) for side in sides]
     spread = WIDER * (max(found) - min(found))
     size = float(np.sqrt(np.mean(np.square(sides[0])))) if name == "mean" else abs(found[0])
@@ -64,8 +66,8 @@ def statistics_check(findings: Sequence[Finding]) -> tuple[tuple[Check, ...], tu
     if not told:
         return (), ()
     scopes = list(next(iter(told.values())))
-    over = max(scopes, key=lambda scope: _near(told, scope))
-    near = _near(told, over)
+    over = max(scopes, key=lambda scope: _count_near(told, scope))
+    near = _count_near(told, over)
     whose = f" (over {over})" if len(scopes) > 1 else ""
     if near == len(told):
         count = f"the statistics of {near} taps are" if near > 1 else "the statistics of one tap are"
@@ -85,6 +87,6 @@ def statistics_check(findings: Sequence[Finding]) -> tuple[tuple[Check, ...], tu
     return (Check(CHECK, of_unjudged(), found),), tuple(names[start : names.index(name) + 1])
 
 
-def _near(told: Mapping[str, Tried], scope: str) -> int:
+def _count_near(told: Mapping[str, Tried], scope: str) -> int:
     """How many taps come before the first that has a statistic which is not near."""
     return next((i for i, tried in enumerate(told.values()) if not all(one.is_near for one in tried[scope])), len(told))

@@ -121,7 +121,7 @@ def _records(bench: Bench, study: Study) -> Study | None:
         found = bench.run(replace(study.assumed, records=suspects))
         sure = tuple(name for name in suspects if _is_right_without(name, found.passes, readers[name]))
         if sure == suspects:
-            return replace(found, passes=_together(study.passes, found.passes, suspects))
+            return replace(found, passes=_join_passes(study.passes, found.passes, suspects))
         suspects = sure
     return None
 
@@ -134,7 +134,7 @@ def _is_right_without(name: str, found: Passes, readers: Sequence[str]) -> bool:
     return bool(verdicts) and all(map(is_right, verdicts))
 
 
-def _together(passes: Passes, found: Passes, left_out: tuple[str, ...]) -> Passes:
+def _join_passes(passes: Passes, found: Passes, left_out: tuple[str, ...]) -> Passes:
     """What was found without some taps, and what had been found of these."""
     first = {finding.tap.name: finding for finding in passes.findings}
     findings = [first[f.tap.name] if f.tap.name in left_out else f for f in found.findings]

@@ -15,7 +15,7 @@ from llamadiff.judge.verdict import WRONG, Ruling, after_wrong_partial, of_tap
 def judge_taps(findings: Sequence[Finding], sources: Mapping[str, Source]) -> list[Finding]:
     """The findings, each source's taps judged by what all of them show."""
     shown = {
-        name: Evidence.of(_of(findings, name), assumed_of(bool(source.reading), name == "baseline"))
+        name: Evidence.of(_measured_of(findings, name), assumed_of(bool(source.reading), name == "baseline"))
         for name, source in sources.items()
     }
     partial, wrong = sources["candidate"].trace.known if "candidate" in sources else {}, set[str]()
@@ -36,7 +36,7 @@ def judge_taps(findings: Sequence[Finding], sources: Mapping[str, Source]) -> li
     return out
 
 
-def _of(findings: Sequence[Finding], name: str) -> Iterator[TapMeasurement]:
+def _measured_of(findings: Sequence[Finding], name: str) -> Iterator[TapMeasurement]:
     return (finding.measured[name] for finding in findings if name in finding.measured)
 
 

@@ -44,15 +44,15 @@ def read_run(
     kind: Callable[[Request, Tell], RunReader] = TapReader,
 ) -> RunReader:
     """Run llama.cpp on a request, and have it read, as a trace or by another ``kind`` of reader. Raises UserError."""
-    request = prepared(request)
+    request = prepare_request(request)
     with nullcontext(child) if child else Child(request.settings) as ready:
         with kind(request, ready.tell) as reader:
-            ready.ask(request, progress, reader.heard)
+            ready.ask(request, progress, reader.read_answer)
             reader.finish()
         return reader
 
 
-def prepared(request: Request) -> Request:
+def prepare_request(request: Request) -> Request:
     """A request with what llama.cpp's process is to know of the file, which it does not read itself."""
     files = request.files or (request.model,)
     describes = request.nodes or request.graph is not None or request.keep_graph

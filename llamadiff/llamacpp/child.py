@@ -52,10 +52,10 @@ _BEGUN = list[_Running]()
 
 def begin() -> None:
     """Start the process of the next Child, of llama-cpp-python, before there is one."""
-    _BEGUN.append(_started())
+    _BEGUN.append(_start_process())
 
 
-def _begun() -> _Running | None:
+def _take_started() -> _Running | None:
     """The process that was started for this, if it still runs."""
     while _BEGUN:
         running = _BEGUN.pop()
@@ -65,7 +65,7 @@ def _begun() -> _Running | None:
     return None
 
 
-def _started(llama_cpp: str = "", runner: str = "") -> _Running:
+def _start_process(llama_cpp: str = "", runner: str = "") -> _Running:
     """llama.cpp's process, here or where a ``runner`` starts it. Raises UserError for a runner that is not there."""
     log, shared, word = process.nameless_file(), process.nameless_file(), secrets.token_hex(8)
     shared.write(word.encode())
@@ -107,7 +107,7 @@ class Child:
         self._voice = Lock()
         self._heard = 0  # bytes of the log that belong to requests before
         plain = not (where.llama_cpp or where.runner)
-        self._running = (_begun() if plain else None) or _started(where.llama_cpp, where.runner)
+        self._running = (_take_started() if plain else None) or _start_process(where.llama_cpp, where.runner)
         self._process, self._log = self._running.process, self._running.log
         self._map: mmap.mmap | None = None
 
@@ -133,7 +133,7 @@ class Child:
             answers = self._conversation(request, progress, hear)
         if self._is_late:
             raise DiedError(f"{request.model}: llama.cpp hangs: it did not end within {self.patience:g} s")
-        noise = self._said()
+        noise = self._read_log()
         if "error" in answers:
             raise _refusal(answers, noise)
         if "done" not in answers:
@@ -155,7 +155,7 @@ class Child:
             self._process.stdin.write(json.dumps(words).encode() + b"\n")
             self._process.stdin.flush()
 
-    def _said(self) -> str:
+    def _read_log(self) -> str:
         """llama.cpp's log of the last request."""
         self._log.seek(self._heard)
         said = self._log.read(MAX_LOG)
@@ -196,7 +196,7 @@ class Child:
                 if "phase" in answer:
                     progress(answer["phase"])
                 if hear is not None:
-                    self._told(hear, answer, blobs)
+                    self._hand_over(hear, answer, blobs)
                 if not blobs:
                     answers.update(answer)
                 if "done" in answer or "error" in answer:
@@ -221,7 +221,7 @@ class Child:
         by = f"runner={self.runner}" if self.runner else "llama.cpp's process"
         raise UnrunnableError(f"{by}: prints {said!r} where answers are expected; let nothing else write there")
 
-    def _told(self, hear: Hear, answer: dict[str, Any], blobs: Sequence[Sequence[int]]) -> None:
+    def _hand_over(self, hear: Hear, answer: dict[str, Any], blobs: Sequence[Sequence[int]]) -> None:
         """Hand an answer over, and let its bytes go."""
         try:
             hear(answer, [self._bytes(*blob) for blob in blobs])
@@ -284,7 +284,7 @@ def _death_of_a_prompt(code: int, request: Request, log: str) -> UserError:
 
     from llamadiff.trace.token_text import Vocabulary
 
-    lacking = Vocabulary(Weights(request.model).fields).lacking(request.text or "")
+    lacking = Vocabulary(Weights(request.model).fields).missing_from(request.text or "")
     if lacking:
         more = f" and {len(lacking) - MOST} more" if len(lacking) > MOST else ""
         named = ", ".join(f'"{character}" (U+{ord(character):04X})' for character in lacking[:MOST])

@@ -20,13 +20,13 @@ from queue import Queue
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from llamadiff.llamacpp.library import INSTALL, LLAMA_CPP_PYTHON, Package, behind, installed
+from llamadiff.llamacpp.library import INSTALL, LLAMA_CPP_PYTHON, Package, behind, find_package
 from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.tensor_transport import Voice
 from llamadiff.system import libraries
 from llamadiff.system.errors import NoRoomError, UnrunnableError, UserError
 from llamadiff.system.exits import reason
-from llamadiff.system.python_child import asked, await_end, leave_no_core
+from llamadiff.system.python_child import await_end, leave_no_core, watch_parent
 from llamadiff.system.stale_files import remove_own, sweep
 
 if TYPE_CHECKING:
@@ -41,21 +41,21 @@ def main(build: str = "", shared: str = "", word: str = "", opener: str = "") ->
     where this process has what the parent has open.
     """
     _die_quietly()
-    say, memory = _only_voice(), _shared(shared, word)
-    heard = asked(partial(_leave, os.getppid()))
-    library = _prepared(build, opener)  # while the parent opens the model
+    say, memory = _only_voice(), _shared_file(shared, word)
+    heard = watch_parent(partial(_leave, os.getppid()))
+    library = _open_library(build, opener)  # while the parent opens the model
     loaded = None
     while True:
         said = json.loads(heard.get())
         if "ahead" in said:
-            loaded = _loaded(library, Request.from_json(said["ahead"]))
+            loaded = _load_model(library, Request.from_json(said["ahead"]))
         elif "model" in said:  # what else there is was about a run that has ended
             with suppress(BrokenPipeError):  # nobody is there to be told: the end of the input is about to be seen
                 _serve(library, Request.from_json(said), say, heard, memory, loaded)
             loaded = None
 
 
-def _loaded(library: Library | UserError, request: Request) -> Loaded | None:
+def _load_model(library: Library | UserError, request: Request) -> Loaded | None:
     """The model of a request that will come; None where it cannot be loaded, which that request will be told."""
     with suppress(Exception):
         if not isinstance(library, UserError):
@@ -106,7 +106,7 @@ def _only_voice() -> Voice:
     return Voice(voice)
 
 
-def _shared(descriptor: str, word: str) -> int | None:
+def _shared_file(descriptor: str, word: str) -> int | None:
     """The file that parent and child share, if it is there: no container and no other machine has it."""
     with suppress(OSError, ValueError):
         os.lseek(int(descriptor), 0, os.SEEK_SET)
@@ -122,12 +122,12 @@ def _leave(parent: int) -> None:
     sweep()
 
 
-def _prepared(build: str = "", opener: str = "") -> Library | UserError:
+def _open_library(build: str = "", opener: str = "") -> Library | UserError:
     """Import llama.cpp and what tells of it -> what is wrong if it is not there, or cannot be loaded."""
     try:
         import llamadiff.llamacpp.run  # noqa: F401
 
-        opened: Library = resolve_name(opener)(build) if build else _installed(installed(), opener)
+        opened: Library = resolve_name(opener)(build) if build else _open_package(find_package(), opener)
         return opened  # no other llama.cpp must be loaded beside it
     except UserError as error:
         return error if build else UnrunnableError(str(error))
@@ -135,7 +135,7 @@ def _prepared(build: str = "", opener: str = "") -> Library | UserError:
         return _unloadable(error)
 
 
-def _installed(package: Package, opener: str) -> Library:
+def _open_package(package: Package, opener: str) -> Library:
     """The llama.cpp of a package. Raises UserError for one that was not compiled here where no slice opens that."""
     if package != LLAMA_CPP_PYTHON and not opener:
         raise UserError(f"{package.name}: the slice that opens it is missing; mend llamadiff, or pip install {INSTALL}")

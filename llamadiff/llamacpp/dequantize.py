@@ -53,7 +53,7 @@ class Dequantizer:
 
     def decoder(self, name: str) -> Decoder | None:
         """What makes floats of a tensor's rows, [row, bytes] -> [row, in]; None: as gguf-py does."""
-        decoder = self._known(name)
+        decoder = self._decoder_of(name)
         if name in self._same:
             (self.trusted if self._same[name] else self.refused).add(name)
         return decoder
@@ -72,7 +72,7 @@ class Dequantizer:
                 if stop.is_set():
                     return
                 with suppress(Exception):  # whoever asks for this decoder is told
-                    self._known(name)
+                    self._decoder_of(name)
 
         thread = Thread(target=check)
         thread.start()
@@ -82,22 +82,22 @@ class Dequantizer:
             stop.set()
             thread.join()
 
-    def _known(self, name: str) -> Decoder | None:
+    def _decoder_of(self, name: str) -> Decoder | None:
         with self._lock:
             if name not in self._decoders:
-                self._decoders[name] = self._checked(name)
+                self._decoders[name] = self._choose_decoder(name)
             return self._decoders[name]
 
-    def _checked(self, name: str) -> Decoder | None:
+    def _choose_decoder(self, name: str) -> Decoder | None:
         """The fastest decoder that gives what gguf-py gives of some rows."""
-        stored, kind = self.weights.stored(name), self.weights.type(name)
+        stored, kind = self.weights.read_raw(name), self.weights.type(name)
         of_ggml, faster = self.of_type(kind), self._own(kind)
         if of_ggml is None and faster is None:
             return None
         flat = stored.reshape(-1, stored.shape[-1])
         chosen = default_rng(len(flat)).integers(0, len(flat), SAMPLES)
         rows = flat[sorted({0, len(flat) - 1, *chosen.tolist()})]
-        wanted = self.weights.decoded(name, rows)
+        wanted = self.weights.decode_rows(name, rows)
         if of_ggml is not None:
             self._same[name] = np.array_equal(of_ggml(rows), wanted, equal_nan=True)
         if faster is not None and np.array_equal(faster(rows), wanted, equal_nan=True):

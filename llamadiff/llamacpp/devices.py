@@ -18,7 +18,7 @@ _OF_BACKENDS = {  # name -> result, arguments
 }
 
 
-def named(library: Library, name: str) -> Device:
+def find_device(library: Library, name: str) -> Device:
     """The device of a name. Raises UserError, with those that are there, for one that is not."""
     if name.lower().startswith(RPC):
         return _behind(library, name[len(RPC) :])

@@ -11,7 +11,7 @@ from pathlib import Path
 from llamadiff import plugins
 from llamadiff.engines.own_graph import own_graph
 from llamadiff.llamacpp.capture import Facts, capture, probe, scratch_directory
-from llamadiff.llamacpp.library import installed
+from llamadiff.llamacpp.library import find_package
 from llamadiff.llamacpp.request import GPU, HELPER, Request, Settings
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.numerics.compiled.library import instructions
@@ -52,7 +52,7 @@ def examine(place: Settings | None = None, stands: str = "") -> Iterator[Examine
         except PackageNotFoundError:
             yield Examined(name, BAD, f"not installed: pip install {name}")
     yield _kernels()
-    for missing in plugins.missing():
+    for missing in plugins.missing_slices():
         yield Examined(f"slice {missing.name}", BAD, f"missing: {missing.reason}")
     if stands:
         yield Examined("--llama-cpp", FACT, f"{stands}, by LLAMADIFF_LLAMA_CPP, where none is given")
@@ -75,14 +75,14 @@ def _llama_cpp(plain: Settings) -> Iterator[Examined]:
     except UserError as error:
         yield Examined("llama.cpp", BAD, str(error))
         return
-    where = "" if plain.llama_cpp or plain.runner else f", in {installed().folder}"
+    where = "" if plain.llama_cpp or plain.runner else f", in {find_package().folder}"
     yield Examined("llama.cpp", FACT, facts.version + where)
     if plain.runner:
         yield Examined("runs on", FACT, f"{facts.machine}, started by {plain.runner}")
     yield Examined("built with", FACT, facts.build)
     yield Examined("tensor layout", OK, facts.layout)
     yield from _ops(plain)
-    yield Examined("devices", FACT, _listed(facts.devices) or "none")
+    yield Examined("devices", FACT, _list_devices(facts.devices) or "none")
     yield baseline_on(facts.devices)
     yield decodes("plain decode", plain)
     yield decodes("quantized decode", plain, quantized=True)
@@ -95,7 +95,7 @@ def _ops(plain: Settings) -> Iterator[Examined]:
     if plain.runner or graph is None:
         return
     try:
-        folder = Path(plain.llama_cpp or installed().folder or "")
+        folder = Path(plain.llama_cpp or find_package().folder or "")
         ops = plugins.ask_first(lambda each: each.ops_of(folder))
     except UserError:
         ops = None
@@ -107,13 +107,13 @@ def _ops(plain: Settings) -> Iterator[Examined]:
 
 def baseline_on(devices: Sequence[tuple[str, str, str]]) -> Examined:
     """Of devices, each a name, a description and a kind: what a baseline computes on, and what llama.cpp would take."""
-    gpus, helpers = (_listed(each for each in devices if each[2] == kind) for kind in (GPU, HELPER))
+    gpus, helpers = (_list_devices(each for each in devices if each[2] == kind) for kind in (GPU, HELPER))
     taken = f"the CPU, not {gpus}, which llama.cpp would take by itself" if gpus else "the CPU; there is no GPU to take"
     helped = f"; products of {BLAS_ROWS} tokens and more by {helpers}, in float32" if helpers else ""
     return Examined("a baseline is on", FACT, taken + helped)
 
 
-def _listed(devices: Iterable[tuple[str, str, str]]) -> str:
+def _list_devices(devices: Iterable[tuple[str, str, str]]) -> str:
     return ", ".join(f"{name} ({words})" for name, words, _ in devices)
 
 

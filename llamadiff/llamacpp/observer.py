@@ -20,7 +20,7 @@ from typing import Any
 from llamadiff.llamacpp.interface import ABORT, Handle, Library, Room
 from llamadiff.llamacpp.passes import Listener, NoListener
 from llamadiff.llamacpp.request import LONG, PLAIN, SCORES, Request, Say, Settings
-from llamadiff.llamacpp.session import SMALL_MODEL, asked, made_context
+from llamadiff.llamacpp.session import SMALL_MODEL, ask_model, made_context
 from llamadiff.llamacpp.tap_names import tap_of
 from llamadiff.llamacpp.tensor_transport import Feed
 from llamadiff.llamacpp.tensors import Tensor
@@ -50,7 +50,7 @@ class Observer:
         self.n_vocab = self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(model))
         self.wanted = None if request.wanted is None else set(request.wanted)
         self.weights = frozenset(request.weights)
-        self.at_once = self._together()
+        self.at_once = self._tokens_at_once()
         self.start = self.rows = self.n_ctx = 0
         self.given: Listener = (resolve_name(request.listener) if request.listener else NoListener)(feed)
         self._tell(NOTHING)
@@ -70,7 +70,7 @@ class Observer:
         self.failure: BaseException | None = None
         self._check_asked()
 
-    def _together(self) -> int:
+    def _tokens_at_once(self) -> int:
         """How many tokens of a batch are run together; 0: all."""
         request = self.request
         plain = request.way == PLAIN and not (request.nodes or request.graph or request.keep_graph)
@@ -126,7 +126,7 @@ class Observer:
             "tokens": self.tokens, "text": self.request.text, "n_layer": self.lib.llama_model_n_layer(self.model),
             "n_ctx": self.n_ctx,
             "threads": self.threads, "remembers": self.remembers,
-            "window": asked(self.lib, WINDOW, self.model) if hasattr(self.lib, WINDOW) else None,
+            "window": ask_model(self.lib, WINDOW, self.model) if hasattr(self.lib, WINDOW) else None,
             "parts": self._parts(0, self.total), "version": self.library.version(), "build": self.library.flags(),
             **self.library.rounding(), **self.library.machine(), "instead": self.instead,
         }})  # fmt: skip
@@ -200,7 +200,7 @@ class Observer:
 
     def _context(self, settings: Settings | None = None) -> Handle:
         """A context; a model that keeps nothing between passes has to see all tokens of a batch at once."""
-        context = self._made(settings or self.request.settings)
+        context = self._make_context(settings or self.request.settings)
         self.remembers = bool(self.lib.llama_get_memory(context))
         if not self.remembers and self.at_once:
             self.at_once = 0
@@ -208,7 +208,7 @@ class Observer:
         self.n_ctx = int(self.lib.llama_n_ctx(context))
         return context
 
-    def _made(self, settings: Settings) -> Handle:
+    def _make_context(self, settings: Settings) -> Handle:
         observe = self._observe if self.request.way.callback else None
         self.asked_for = self._room(settings)
         self.library.is_tried = may_differ = settings == settings.in_float32 and self.request.way == PLAIN
@@ -293,7 +293,7 @@ class Observer:
                 self._note_caches(node)
                 if self.telling in (TAPS, NODES):
                     self.given.tell(node, self.start, self.rows)
-            return self._ask(node) if ask else self._done(node)
+            return self._ask(node) if ask else self._observe_done(node)
         except BaseException as error:  # must not reach C
             self.failure = error
             return False
@@ -302,7 +302,7 @@ class Observer:
         """Whether its value is wanted; what it is, and what it reads, is told before it runs."""
         self.place += 1
         if self.telling == TAPS:
-            name = tap_of(node, [_seen(source) for source in node.sources])
+            name = tap_of(node, [_source_of(source) for source in node.sources])
             alone = self.request.settings.on_device  # no kernel of several nodes runs where any of them is looked at
             return alone or (name is not None and self._is_wanted(name))
         if self.telling == PLACES:
@@ -313,25 +313,31 @@ class Observer:
         self.is_seen = self.until_last and (self.is_seen or node.name == LAST)
         return self.whole and not self.until_last  # values are looked at one by one, a structure is not
 
-    def _done(self, node: Tensor) -> bool:
+    def _observe_done(self, node: Tensor) -> bool:
         """A node has run."""
         if self.telling == TAPS:
-            name = tap_of(node, [_seen(source) for source in node.sources])
+            name = tap_of(node, [_source_of(source) for source in node.sources])
             if name is not None and self._is_wanted(name):
-                event = {"tap": name, "start": self.start, "rows": self.rows, "node": node.said(), **self._found(name)}
+                event = {
+                    "tap": name,
+                    "start": self.start,
+                    "rows": self.rows,
+                    "node": node.to_dict(),
+                    **self._row_words(name),
+                }
                 if node.op == "SSM_SCAN":  # one row: what it puts out, shaped as what it takes in, then its states
                     event["taken"] = node.sources[1].shape
                 self.feed.tap(event, node.data)
         elif self.telling == PLACES and self.place in self.places:
             self.feed.send(
-                {"value": self.place, "start": self.start, "rows": self.rows, "node": node.said()}, node.data
+                {"value": self.place, "start": self.start, "rows": self.rows, "node": node.to_dict()}, node.data
             )
         elif self.telling == NODES:
             values = [] if self.request.only_list else [node.data]
             self.feed.send({"computed": True, "looks": node.said_in_full()["looks"]}, *values)
         return True
 
-    def _found(self, name: str) -> dict[str, Any]:
+    def _row_words(self, name: str) -> dict[str, Any]:
         """What else there is to say of a tap: where its rows are."""
         return {}
 
@@ -344,7 +350,7 @@ class Observer:
         self.feed.send(
             {
                 "node": {**node.said_in_full(), "tap": tap_of(node)},
-                "tensors": [tensor.said() for tensor in once.values()],
+                "tensors": [tensor.to_dict() for tensor in once.values()],
                 "read": [*some],
             },
             *(tensor.data for tensor in some.values()),
@@ -408,7 +414,7 @@ class Observer:
         self.weights_read.update(s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS))
 
 
-def _seen(source: Tensor) -> Tensor:
+def _source_of(source: Tensor) -> Tensor:
     """What a node reads, following the GET_ROWS of rows whose logits are wanted to its source: all rows are wanted."""
     chosen = source.name.startswith("node_") and source.op == "GET_ROWS" and source.sources[1].name == "out_ids"
     return source.sources[0] if chosen else source

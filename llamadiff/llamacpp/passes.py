@@ -39,7 +39,7 @@ class PassCheck(Protocol):
     faults: list[str]
     unsure: list[str]  # what may be a fault, where llama.cpp does not say enough to tell
 
-    def within(self, length: int | None) -> None:
+    def set_window(self, length: int | None) -> None:
         """Some of the model's layers may have a window of this length; None: llama.cpp does not say."""
 
     def do(self, step: Step) -> None:
@@ -48,7 +48,7 @@ class PassCheck(Protocol):
     def run(self, places: Sequence[int]) -> None:
         """These tokens of the batch are run together."""
 
-    def told(self, answer: Mapping[str, Any], data: Sequence[Any], order: str) -> None:
+    def check_node(self, answer: Mapping[str, Any], data: Sequence[Any], order: str) -> None:
         """What a Listener told of a node."""
 
 
@@ -58,10 +58,10 @@ class NoCheck:
     def __init__(self) -> None:
         self.faults, self.unsure = list[str](), list[str]()
 
-    def within(self, length: int | None) -> None: ...
+    def set_window(self, length: int | None) -> None: ...
 
     def do(self, step: Step) -> None: ...
 
     def run(self, places: Sequence[int]) -> None: ...
 
-    def told(self, answer: Mapping[str, Any], data: Sequence[Any], order: str) -> None: ...
+    def check_node(self, answer: Mapping[str, Any], data: Sequence[Any], order: str) -> None: ...

@@ -29,7 +29,7 @@ class EightBits:
     partners: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def told(cls, answer: Mapping[str, Any], order: str = "<") -> EightBits:
+    def from_answer(cls, answer: Mapping[str, Any], order: str = "<") -> EightBits:
         """Those of ``rounding_of``; ``order``: of bytes."""
         return cls(way_of(answer.get("rounded", {}), order), answer.get("partners", {}))
 

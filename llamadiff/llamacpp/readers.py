@@ -61,7 +61,7 @@ class RunReader:
         assert self.request.output is not None
         return self.open.enter_context(TraceWriter(self.request.output, expected_taps=taps))
 
-    def heard(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+    def read_answer(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """One answer, and the bytes that came with it, which are gone afterwards."""
         if "pass" in answer:
             self.start, self.rows = answer["pass"]
@@ -88,7 +88,7 @@ class RunReader:
     def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         self.began = answer["began"]
         self.order = BYTE_ORDERS[self.began["order"]]
-        self.inputs.within(self.began.get("window", 0))
+        self.inputs.set_window(self.began.get("window", 0))
 
     def _ended(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         self.ended = answer["ended"]
@@ -108,7 +108,7 @@ class RunReader:
     def _given(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         if not self.request.way.steps:
             self.inputs.run(range(answer["start"] - self.start, answer["start"] - self.start + answer["rows"]))
-        self.inputs.told(answer, data, self.order)
+        self.inputs.check_node(answer, data, self.order)
 
     @cached_property
     def inputs(self) -> PassCheck:
@@ -121,7 +121,7 @@ class RunReader:
     @property
     def in_steps(self) -> bool:
         """Whether the run has several passes."""
-        return len(self.begun().edges) > 2 or bool(self.request.n_predict)
+        return len(self.starting_info().edges) > 2 or bool(self.request.n_predict)
 
     @property
     def total(self) -> int:
@@ -130,7 +130,7 @@ class RunReader:
 
     def info(self) -> Info:
         """What there is to say at the end of a run."""
-        begun = self.begun()
+        begun = self.starting_info()
         ended = {"weights_read": self.ended["weights_read"], "prefill_s": self.ended["prefill_s"]}
         found = {INPUTS: self.inputs.faults, UNSURE_INPUTS: self.inputs.unsure}
         ended |= {where: faults for where, faults in found.items() if faults}
@@ -141,10 +141,12 @@ class RunReader:
             batches=batches,
         )  # fmt: skip
 
-    def begun(self) -> Info:
+    def starting_info(self) -> Info:
         """What there is to say when it begins."""
         request, began, first = self.request, self.began, self.request.first
-        given = Info(tuple(began["tokens"]), (), request.n_prefill or len(began["tokens"]), batches=request.computed)
+        given = Info(
+            tuple(began["tokens"]), (), request.n_prefill or len(began["tokens"]), batches=request.computed_batches
+        )
         steps = (1,) * request.n_predict
         ran = {"n_ctx": began["n_ctx"], "threads": began["threads"], "q8": self.q8_way}
         return Info(
@@ -171,7 +173,7 @@ class RunReader:
     @property
     def q8(self) -> EightBits:
         """How its CPU rounds to eight bits."""
-        return EightBits.told(self.began, self.order)
+        return EightBits.from_answer(self.began, self.order)
 
     @property
     def q8_way(self) -> str:
@@ -202,7 +204,7 @@ class TapReader(RunReader):
 
     def _began(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         super()._began(answer, data)
-        said = 2 * len(self.begun().to_json())  # as JSON in JSON
+        said = 2 * len(self.starting_info().to_json())  # as JSON in JSON
         self.writer = self.writes(40 * (self.began["n_layer"] + 1) + said // TAP_ROOM)
 
     def _tap(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
@@ -227,7 +229,7 @@ def tap_values(reader: RunReader, answer: Mapping[str, Any], data: Sequence[Any]
     """
     tap, rows, start = taps.parse(answer["tap"]), answer["rows"], answer["start"]
     assert tap is not None
-    values = SentTensor(answer["node"], data=data[0], order=reader.order).seen()
+    values = SentTensor(answer["node"], data=data[0], order=reader.order).view()
     if "taken" in answer:  # one row: what a scan puts out, shaped as what it takes in, then its states
         values = np.ascontiguousarray(values).reshape(-1)[: int(np.prod(answer["taken"]))].reshape(answer["taken"])
     values = in_axes(tap, values, answer.get("of", rows))

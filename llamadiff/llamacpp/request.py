@@ -60,7 +60,7 @@ class Settings:
         return said
 
     @classmethod
-    def stated(cls, said: object, whole: bool = False) -> Settings:
+    def from_stated(cls, said: object, whole: bool = False) -> Settings:
         """Those that a trace states of how values were made; the defaults for what it leaves out.
 
         ``whole``: and of where they were.
@@ -164,7 +164,7 @@ class Request:
         return None if self.layers is None else range(*self.layers)
 
     @property
-    def computed(self) -> tuple[int, ...]:
+    def computed_batches(self) -> tuple[int, ...]:
         """How many tokens are computed at a time, where it is not all of a batch as it was given."""
         most = self.way.ubatch or sys.maxsize
         given = self.batches or ((len(self.tokens),) if most < len(self.tokens) else ())

@@ -39,21 +39,21 @@ class SentTensor:
         """All four axes, outermost first: ggml's ne reversed."""
         return tuple(reversed(self.said["ne"]))
 
-    def seen(self) -> Array:
+    def view(self) -> Array:
         """Its values, for as long as what was sent stays there."""
-        return self._read(copied=False)
+        return self._read_values(copied=False)
 
     def values(self) -> Array:
         """A copy of its values, read through their strides: [ne3, ne2, ne1, ne0].
 
         16-bit floats are widened to float32. Raises UserError for a type that cannot be decoded.
         """
-        return self._read(copied=True)
+        return self._read_values(copied=True)
 
-    def _read(self, copied: bool) -> Array:
+    def _read_values(self, copied: bool) -> Array:
         strides = tuple(reversed(self.said["nb"]))
         if self.type not in NUMPY_TYPES:
-            return self._decoded(strides)
+            return self._decode_blocks(strides)
         dtype = np.dtype(self.order + NUMPY_TYPES[self.type])
         if not prod(self.shape):
             values = np.zeros(self.shape, dtype)
@@ -66,7 +66,7 @@ class SentTensor:
         values = values.astype(dtype.newbyteorder("="), copy=False)
         return np.array(values, order="C") if copied else values
 
-    def _decoded(self, strides: tuple[int, ...]) -> Array:
+    def _decode_blocks(self, strides: tuple[int, ...]) -> Array:
         """Values of blocks (a quantized cache): whole rows, wherever they lie."""
         from llamaref.weights import decode  # here: it takes longer to import than most nodes to copy
 

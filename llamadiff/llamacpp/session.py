@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from llamadiff.llamacpp.devices import named
+from llamadiff.llamacpp.devices import find_device
 from llamadiff.llamacpp.interface import LOG, Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address
 from llamadiff.llamacpp.request import CPU, HELPER, Request
@@ -60,7 +60,7 @@ def load(library: Library, request: Request) -> Handle:
     """The model file in llama.cpp, with the request's settings. Raises UserError if llama.cpp cannot load it."""
     library.lib.llama_backend_init()
     settings = request.settings
-    device = named(library, settings.device) if settings.device else None
+    device = find_device(library, settings.device) if settings.device else None
     if device is not None and device.kind == HELPER:
         raise UserError(
             f"device={device.name}: has no memory for layers; llama.cpp asks it of itself for what runs on the CPU, so "
@@ -81,7 +81,7 @@ def load(library: Library, request: Request) -> Handle:
     return model
 
 
-def _unrotated(request: Request) -> str:
+def _rotation_setting(request: Request) -> str:
     """Whether a quantized cache is one as everybody knows it, not rotated ("1").
 
     Where nodes are judged, rotations may be some of them; and llama.cpp dies of a shift of such a cache that is not.
@@ -97,14 +97,14 @@ def made_context(
     library: Library, model: Handle, request: Request, room: Room, observe: Observe | None = None
 ) -> Handle:
     """A context of a request's model. Raises UserError if llama.cpp refuses it."""
-    os.environ[ROTATION] = _unrotated(request)
+    os.environ[ROTATION] = _rotation_setting(request)
     context = library.context(model, room, observe)
     if not context:
         raise UserError(f"{request.model}: llama.cpp cannot make a context with these settings")
     return context
 
 
-def asked(library: Any, name: str, model: Handle, kind: Any = ctypes.c_int32) -> int:
+def ask_model(library: Any, name: str, model: Handle, kind: Any = ctypes.c_int32) -> int:
     """What a function of not every version says of a model; 0 where there is none, which the caller must know of."""
     function = getattr(library, name, None)
     if function is None:

@@ -39,11 +39,11 @@ def changes_in(words: Iterable[str], keys: Mapping[str, Callable[[str], Changes]
     """The fields that words change, each by the reader of its key. Raises UserError, which begins with ``of``."""
     found: dict[str, Any] = {}
     for word in filter(None, map(str.strip, words)):
-        found |= _read(word, keys, of)
+        found |= _read_setting(word, keys, of)
     return found
 
 
-def _read(part: str, keys: Mapping[str, Callable[[str], Changes]], of: str) -> Changes:
+def _read_setting(part: str, keys: Mapping[str, Callable[[str], Changes]], of: str) -> Changes:
     key, equals, value = (word.strip() for word in part.partition("="))
     reader = keys.get(key.lower().replace("-", "_"))
     if reader is None or not equals:

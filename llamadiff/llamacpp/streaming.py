@@ -89,7 +89,7 @@ class _ComingReader(TapReader):
         assert self.request.output is not None
         without = SCORES if self.total > LONG and not self.request.scores else ()
         names = (name for name in self.request.wanted or () if not name.startswith(without))
-        self._told.set_result(StreamingTrace(self.begun(), names, Path(self.request.output), self._over))
+        self._told.set_result(StreamingTrace(self.starting_info(), names, Path(self.request.output), self._over))
 
     def _tap(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         name, layer = answer["tap"], layer_of(answer["tap"])

@@ -97,10 +97,10 @@ def tap_of(node: Tensor, sources: Sequence[Tensor] | None = None) -> str | None:
     """
     nameless = _NAMELESS.fullmatch(node.name) is not None
     given = node.sources if sources is None else sources
-    return tap_name(node.name, node.op, [_called(source) if nameless else source.name for source in given])
+    return tap_name(node.name, node.op, [_name_of(source) if nameless else source.name for source in given])
 
 
-def _called(source: Tensor) -> str:
+def _name_of(source: Tensor) -> str:
     is_product = source.op == "MUL_MAT" and _NAMELESS.fullmatch(source.name) is not None
     return (tap_of(source) if is_product else None) or source.name
 

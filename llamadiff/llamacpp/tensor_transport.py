@@ -58,7 +58,7 @@ class Feed:
         else:
             self.tell()
             event["blobs"] = [self._place(len(data))]
-        self._last = event, [self._put(event["blobs"][0], data)]
+        self._last = event, [self._write_blob(event["blobs"][0], data)]
 
     def tell(self) -> None:
         """Tell of the last tap."""
@@ -72,7 +72,7 @@ class Feed:
         """Tell of anything else, with bytes."""
         self.tell()
         blobs = [self._place(len(part)) for part in data]
-        parts = [self._put(blob, part) for blob, part in zip(blobs, data, strict=True)]
+        parts = [self._write_blob(blob, part) for blob, part in zip(blobs, data, strict=True)]
         self._voice.send({**event, "blobs": blobs} if blobs else event, [part for part in parts if part is not None])
 
     def await_word(self, word: str) -> Any:
@@ -91,14 +91,14 @@ class Feed:
         room = -(-max(1, size) // PAGE) * PAGE
         while not self._hear.empty():
             self._listen()
-        while (place := self._taken(room)) is None and self._end and self._end + room > self._most:
+        while (place := self._take_gap(room)) is None and self._end and self._end + room > self._most:
             self._listen()
         if place is None:
             place, self._end = self._end, self._end + room
         self._sizes[place] = room
         return [place, size, int(self._has(place + size))]
 
-    def _taken(self, size: int) -> int | None:
+    def _take_gap(self, size: int) -> int | None:
         """Take the beginning of the first gap that has so many bytes; None if none has."""
         for number, (start, stop) in enumerate(self._gaps):
             if stop - start >= size:
@@ -126,7 +126,7 @@ class Feed:
         if said:
             self.heard.append(said)
 
-    def _put(self, blob: Sequence[Any], data: Any) -> Any:
+    def _write_blob(self, blob: Sequence[Any], data: Any) -> Any:
         """Write bytes to their place -> those that follow the words instead."""
         place, size, is_shared = blob
         if not is_shared:

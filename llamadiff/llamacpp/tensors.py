@@ -54,11 +54,11 @@ class Ggml:
 
     def op_name(self, number: int) -> str:
         """ggml's name of an op's number. Raises UserError where it has none."""
-        return _named("op", number, self.lib.ggml_op_name(number))
+        return _decode_name("op", number, self.lib.ggml_op_name(number))
 
     def type_name(self, number: int) -> str:
         """ggml's name of a type's number. Raises UserError where it has none."""
-        return _named("type", number, self.lib.ggml_type_name(number))
+        return _decode_name("type", number, self.lib.ggml_type_name(number))
 
     def number(self, kind: str) -> int:
         """The number of a type of GGUF's. Raises UserError for a ggml that has another type by it."""
@@ -116,7 +116,7 @@ def computed_flag(lib: Any, structure: type[ctypes.Structure]) -> int:
         return int(tensor.flags) & ~before
 
 
-def _named(what: str, number: int, name: bytes | None) -> str:
+def _decode_name(what: str, number: int, name: bytes | None) -> str:
     if not name:
         raise UserError(f"this ggml has no name for {what} {number}, so its graphs cannot be read; use another version")
     return name.decode("utf-8", "replace")
@@ -144,7 +144,7 @@ class Tensor:
     @cached_property
     def op(self) -> str:
         """ggml's name of the op; the unary op or GLU itself where the op is one of them (SWIGLU)."""
-        return _named("op", self.tensor.op, self.ggml.lib.ggml_op_desc(ctypes.byref(self.tensor)))
+        return _decode_name("op", self.tensor.op, self.ggml.lib.ggml_op_desc(ctypes.byref(self.tensor)))
 
     @property
     def type(self) -> str:
@@ -226,7 +226,7 @@ class Tensor:
         outer = sum((n - 1) * step for n, step in zip(sizes[1:], steps[1:], strict=True))
         return int(outer + ((sizes[0] - 1) * steps[0] + size if values == 1 else sizes[0] // values * size))
 
-    def said(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What it is, as plain data (nodes.py)."""
         return describe(self.tensor, self.address, self._words)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from llamaref.in_cache import by_rows
-from llamaref.weights import block_sizes, requantized
+from llamaref.weights import block_sizes, requantize
 from numpy.typing import NDArray
 
 from llamadiff.numerics.compiled.decoder import rounded_to_q8_k
@@ -73,8 +73,8 @@ ROUNDINGS: dict[str, Callable[[Array], Array]] = {
     "Q8_1": round_q8_0,
     "Q8_K": round_q8_k,
     f"Q8_K {FUSED}": partial(round_q8_k, fused=True),
-    "Q4_0": partial(requantized, "Q4_0"),  # as gguf-py makes it, bit for bit as ggml
-    "Q5_0": partial(requantized, "Q5_0"),
+    "Q4_0": partial(requantize, "Q4_0"),  # as gguf-py makes it, bit for bit as ggml
+    "Q5_0": partial(requantize, "Q5_0"),
     **{f"{kind} {way}": partial(round_q8_0, way=way) for kind in ("Q8_0", "Q8_1") for way in (NEON, PLAIN)},
 }
 
@@ -113,7 +113,7 @@ ROUNDINGS |= EIGHT_BITS
 EIGHT_BIT_WAYS = {kind: ROUNDINGS[kind] for kind in ("Q8_0", "Q8_K")} | EIGHT_BITS  # ggml's first
 
 
-def rounded(x: Array, to: str) -> Array:
+def round_to(x: Array, to: str) -> Array:
     """Values through a rounding, a key of ROUNDINGS; as they are through any other type."""
     if to not in ROUNDINGS:
         return x

@@ -69,17 +69,17 @@ def stated_q8_way(said: object) -> str:
 
 def fuses(features: str) -> bool:
     """Whether compilers fuse a product and a sum on a CPU, by llama.cpp's line of its features."""
-    return any(_named(features).get(name) for name in ("FMA", "NEON"))
+    return any(_parse_features(features).get(name) for name in ("FMA", "NEON"))
 
 
-def _named(features: str) -> dict[str, bool]:
+def _parse_features(features: str) -> dict[str, bool]:
     """The features that a line names, and whether a CPU has each."""
     return {name: value != "0" for name, value in re.findall(r"(\w+) = (\d+)", features)}
 
 
 def sums_of(features: str) -> str:
     """How a CPU adds products of float16's numbers, by llama.cpp's line of its features; UNKNOWN if it names none."""
-    named = _named(features)
+    named = _parse_features(features)
     if not named:
         return UNKNOWN
     has = {name for name, is_there in named.items() if is_there}

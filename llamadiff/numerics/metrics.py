@@ -84,27 +84,27 @@ class Rows:
 
     def block(self, rows: slice) -> Array:
         """Some rows: [row, value]."""
-        return self._first if len(self.blocks) == 1 else self._widened(rows)
+        return self._first if len(self.blocks) == 1 else self._widen(rows)
 
-    def _widened(self, rows: slice) -> Array:
+    def _widen(self, rows: slice) -> Array:
         some = self._x[rows]
         return np.asarray(some, np.float64).reshape(len(some), -1)
 
     @cached_property
     def _first(self) -> Array:
-        return self._widened(slice(None))
+        return self._widen(slice(None))
 
     @property
     def values(self) -> Array:
         """All of it at once: [row, value]."""
-        return self.block(slice(None)) if len(self.blocks) == 1 else self._widened(slice(None))
+        return self.block(slice(None)) if len(self.blocks) == 1 else self._widen(slice(None))
 
     @cached_property
     def _look(self) -> compiled.Look | None:
         """``squares`` and ``extremes``, compiled; None where that is not to be had."""
         found = [compiled.look(self._x[rows]) for rows in in_parts(self._x)]
         seen = [part for part in found if part is not None]
-        return compiled.together(seen) if seen and len(seen) == len(found) else None
+        return compiled.join_looks(seen) if seen and len(seen) == len(found) else None
 
     @cached_property
     def squares(self) -> Array:
@@ -113,7 +113,7 @@ class Rows:
             return self._look.squares
         if len(self.blocks) == 1:
             return _sums_of_squares(self._first)
-        return _joined([_sums_of_squares(self._widened(rows)) for rows in _fine_slices(self, self)])
+        return _join_blocks([_sums_of_squares(self._widen(rows)) for rows in _fine_slices(self, self)])
 
     @cached_property
     def extremes(self) -> tuple[float, float, float]:
@@ -122,7 +122,7 @@ class Rows:
             return self._look.edges
         if len(self.blocks) == 1:
             return float(self._first.sum()), float(self._first.min()), float(self._first.max())
-        every = (self._widened(rows) for rows in _fine_slices(self, self))
+        every = (self._widen(rows) for rows in _fine_slices(self, self))
         sums, lows, highs = zip(*((float(x.sum()), float(x.min()), float(x.max())) for x in every), strict=True)
         return sum(sums), min(lows), max(highs)
 
@@ -131,9 +131,9 @@ class Rows:
         """Whether all values are: an infinite one or NaN shows in the sum of squares, as does an overflow."""
         return bool(np.isfinite(self.squares).all() or np.isfinite(self._x).all())
 
-    def at(self, row: slice) -> Array:
+    def row_values(self, row: slice) -> Array:
         """One row's values."""
-        return np.asarray(self._widened(row)[0])
+        return np.asarray(self._widen(row)[0])
 
     def every(self, step: int) -> Array:
         """The values of every so many-th row."""
@@ -158,7 +158,7 @@ class Rows:
             newer._pairs[older] = _compiled_pair(self, other) or _pair(self, other)
         return newer._pairs[older]
 
-    def known(self) -> Rows:
+    def measure(self) -> Rows:
         """The same, with its sums and extremes known: in one look at it."""
         _ = self.extremes
         return self
@@ -176,7 +176,7 @@ class Rows:
         """The sum of squares of each row's finite values."""
         if self.finite:
             return self.squares
-        return _joined([_sums_of_squares(_finite_or_zero(self.block(rows))) for rows in self.blocks])
+        return _join_blocks([_sums_of_squares(_finite_or_zero(self.block(rows))) for rows in self.blocks])
 
 
 @dataclass(frozen=True)
@@ -209,11 +209,11 @@ def _compiled_pair(c: Rows, b: Rows) -> _Pair | None:
         seen.append(found)
         if found.largest > largest:
             largest, place = found.largest, rows.start * (c.size // len(c._x)) + found.place
-    c.looked_at(compiled.together([found.left for found in seen]))
-    b.looked_at(compiled.together([found.right for found in seen]))
+    c.looked_at(compiled.join_looks([found.left for found in seen]))
+    b.looked_at(compiled.join_looks([found.right for found in seen]))
     if not (c.finite and b.finite):
         return None
-    return _Pair(_joined([found.squares for found in seen]), largest, place)
+    return _Pair(_join_blocks([found.squares for found in seen]), largest, place)
 
 
 def _pair(c: Rows, b: Rows) -> _Pair:
@@ -232,7 +232,7 @@ def _fine_slices(a: Rows, b: Rows) -> Iterator[slice]:
         yield from (slice(start, min(start + step, part.stop)) for start in range(part.start, part.stop, step))
 
 
-def _joined(parts: Sequence[Array]) -> Array:
+def _join_blocks(parts: Sequence[Array]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0), *parts])
 
 
@@ -322,7 +322,7 @@ def worst_of(candidate: Rows, baseline: Rows) -> tuple[float, Worst]:
     if largest < 0:
         return 0.0, Worst(None, (), 0.0, 0.0)
     row = slice(place // width, place // width + 1)
-    values = (float(side.at(row)[place % width]) for side in (baseline, candidate))
+    values = (float(side.row_values(row)[place % width]) for side in (baseline, candidate))
     index = candidate.index(place)
     return largest, Worst(index[candidate.axis], index, *values)
 

@@ -60,7 +60,7 @@ def rounding_type(
     if policy in MEASURING:
         return "F32"
     if policy in (READ, READ_PERTURBED):
-        read = _read(kind, reading, width)
+        read = _rounding_read(kind, reading, width)
         return read.base if read is not None else "F32"
     if policy == NATIVE:
         to = cpu.PARTNER.get(stored.get(kind, kind), "F32")
@@ -76,7 +76,7 @@ def sums_of(policy: str, kind: str, stored: Mapping[str, str]) -> str:
     return cpu.IN_FLOAT if sums == cpu.UNKNOWN else sums
 
 
-def _read(kind: str, reading: Mapping[str, Rounding] | None, width: int) -> Rounding | None:
+def _rounding_read(kind: str, reading: Mapping[str, Rounding] | None, width: int) -> Rounding | None:
     """What was read back of such operands, if anything was."""
     return reading.get(f"{kind}:{width}", reading.get(kind)) if reading else None
 
@@ -94,19 +94,19 @@ def operands(
     sums = arithmetic.sums_beside(parts[0], to)
     stands = policy == NATIVE and stored.get(kind, to) != to  # a cache's rows are as they were stored
     rounds = [number == 0 or not stands for number in range(len(parts))]
-    parts = tuple(arithmetic.rounded(x, to) if own else x for x, own in zip(parts, rounds, strict=True))
-    read = _read(kind, reading, width) if policy == READ_PERTURBED else None
+    parts = tuple(arithmetic.round_to(x, to) if own else x for x, own in zip(parts, rounds, strict=True))
+    read = _rounding_read(kind, reading, width) if policy == READ_PERTURBED else None
     if read is not None:
-        parts = tuple(map(read.perturbed, parts))
-    return (*_measured(policy, kind, *parts), *sums)
+        parts = tuple(map(read.perturb, parts))
+    return (*_perturb_operands(policy, kind, *parts), *sums)
 
 
-def _measured(policy: str, kind: str, first: Array, *others: Array) -> tuple[Array, ...]:
+def _perturb_operands(policy: str, kind: str, first: Array, *others: Array) -> tuple[Array, ...]:
     """Operands with the noise that a policy measures."""
     if policy == COARSE and kind not in CACHES:
-        return _ROUGHLY.perturbed(first), *others
+        return _ROUGHLY.perturb(first), *others
     if policy == COARSE_CACHE and kind in CACHES:
-        return first, *map(_ROUGHLY_KEPT.perturbed, others)
+        return first, *map(_ROUGHLY_KEPT.perturb, others)
     if policy == COARSE_ATTENTION and kind == CACHE_K:
         return first, *map(_scores_moved, others)
     if policy == COARSE_ATTENTION and kind == CACHE_V:
@@ -125,12 +125,12 @@ def kept_rows(
 ) -> Array:
     """Rows as a cache keeps them: rounded to its type."""
     to = arithmetic.as_cpu(stored.get(kind, "F32"), stored.get("q8", cpu.AVX))
-    read = _read(kind.replace("cache", "kept"), reading, 0) if policy == READ_PERTURBED else None
-    rows = arithmetic.rounded(rows, to)
-    return rows if read is None else read.perturbed(rows)
+    read = _rounding_read(kind.replace("cache", "kept"), reading, 0) if policy == READ_PERTURBED else None
+    rows = arithmetic.round_to(rows, to)
+    return rows if read is None else read.perturb(rows)
 
 
-def perturbed(values: Array, kept: str, draw: int = 0) -> Array:
+def perturb(values: Array, kept: str, draw: int = 0) -> Array:
     """Values moved at random by up to half a step of what they are kept in."""
     if values.dtype.kind != "f":
         return values

@@ -30,7 +30,7 @@ class Rounding:
     size: float = 0.0
     sure: bool = True
 
-    def perturbed(self, x: Array) -> Array:
+    def perturb(self, x: Array) -> Array:
         """Values moved at random by as much."""
         if not self.size or x.dtype.kind != "f":
             return x

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llamadiff.numerics.angles import bf16_angles, ggml_angles
 from llamadiff.numerics.policies import COARSE_ATTENTION, NATIVE, kept_rows, operands, sums_of
 from llamadiff.numerics.rounding import Rounding
-from llamadiff.numerics.summing import Kernel, sums_in_half
+from llamadiff.numerics.summing import Kernel, half_sums
 
 Array = NDArray[Any]
 
@@ -54,7 +54,7 @@ class Carrier(Tap):
             policy, stored = self.ways[0]
             alone = operands(policy, kind, stored, *(array[0] for array in arrays), reading=self.reading)
             return tuple(part[None] for part in alone)
-        out = [array if array.dtype.kind == "i" else self.widened(array) for array in arrays]
+        out = [array if array.dtype.kind == "i" else self.widen(array) for array in arrays]
         floats, sums = [array for array in out if array.dtype.kind != "i"], None
         for number, (policy, stored) in enumerate(self.ways):
             parts = [array[number] for array in floats]
@@ -67,30 +67,30 @@ class Carrier(Tap):
                 sums[number] = more
         return (*out, sums) if sums is not None else tuple(out)
 
-    def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
+    def accumulate(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
         added = {number: sums for number, (policy, stored) in enumerate(self.ways)
                  if (sums := sums_of(policy, kind, stored))}  # fmt: skip
         if not added:
             return y
-        y = self.widened(y)
+        y = self.widen(y)
         for number, sums in added.items():
-            lost = self.kernel(sums, kind, start, by_row).put(y[number], parts(number))
+            lost = self.kernel(sums, kind, start, by_row).accumulate(y[number], parts(number))
             self.lost[number] = max(lost, self.lost.get(number, 0.0))
         return y
 
     def kernel(self, sums: str, kind: str, start: int, by_row: bool) -> Kernel:
         """What adds products of a kind of operands in float16, rows from the ``start``-th on."""
-        in_half = sums_in_half()
+        in_half = half_sums()
         assert in_half is not None
         return in_half.kernel(sums, kind, self.edges, start, by_row)
 
-    def stored(self, kind: str, x: Array) -> Array:
-        x = self.widened(x)
+    def store(self, kind: str, x: Array) -> Array:
+        x = self.widen(x)
         for number, (policy, stored) in enumerate(self.ways):
             x[number] = kept_rows(policy, kind, stored, x[number], self.reading)
         return x
 
-    def wanted(self, name: str) -> bool:
+    def is_wanted(self, name: str) -> bool:
         return True
 
     def angles(
@@ -102,6 +102,6 @@ class Carrier(Tap):
         chosen = [made.get(policy, (cos, sin)) for policy, _ in self.ways]
         return np.stack([c for c, _ in chosen]), np.stack([s for _, s in chosen])
 
-    def widened(self, x: Array) -> Array:
+    def widen(self, x: Array) -> Array:
         """A copy of ``x`` [1 or way, ...] with one batch entry a way."""
         return np.array(x) if len(x) == len(self.ways) else np.repeat(x, len(self.ways), axis=0)

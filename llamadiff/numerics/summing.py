@@ -16,10 +16,10 @@ Array = NDArray[Any]
 class Kernel(Protocol):
     """How one product is added, rows in their batches."""
 
-    def put(self, y: Array, parts: Iterable[Matrix]) -> float:
+    def accumulate(self, y: Array, parts: Iterable[Matrix]) -> float:
         """Add its parts into a product, as many outputs as time allows -> the NMSE that the others have."""
 
-    def shown(self, y: Array, parts: Iterable[Matrix]) -> set[str]:
+    def orders_shown(self, y: Array, parts: Iterable[Matrix]) -> set[str]:
         """The ways in which the first part of a product y was added, as a sample of each batch shows."""
 
 
@@ -34,6 +34,6 @@ class SumsInHalf(Protocol):
         """What adds products of a kind of operands, rows from the ``start``-th on; ``edges``: of batches."""
 
 
-def sums_in_half() -> SumsInHalf | None:
+def half_sums() -> SumsInHalf | None:
     """What follows such sums; None where no slice does."""
-    return plugins.ask_first(lambda each: each.sums_in_half())
+    return plugins.ask_first(lambda each: each.half_sums())

@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path, PurePath
 
 from llamadiff.judge.verdict import is_right
-from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.escape import escape_line
 from llamadiff.report.terminal.report import make_console, render
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Positions
@@ -27,15 +27,15 @@ _WIDTH = 110
 def lines_of(path: Path, result: Comparison) -> list[str]:
     """The verdict in a line, with the statistics over positions; the provenance of what failed under it."""
     said = result.summary if result.positions is None else f"{result.summary}; {in_words(result.positions)}"
-    line = f"{result.verdict.upper():6}  {path_text(path)}: {shown(said, _LONG)}"
+    line = f"{result.verdict.upper():6}  {path_text(path)}: {escape_line(said, _LONG)}"
     if is_right(result.verdict):
         return [line]
-    return [line, f"        {shown(provenance(result), _LONG)}"]
+    return [line, f"        {escape_line(provenance(result), _LONG)}"]
 
 
 def path_text(path: PurePath) -> str:
     """A path on one line."""
-    return shown(str(path), _LONG, plain=os.sep)
+    return escape_line(str(path), _LONG, plain=os.sep)
 
 
 def in_words(p: Positions) -> str:
@@ -53,7 +53,7 @@ def report_text(path: Path, result: Comparison) -> str:
     console = make_console(text, width=_WIDTH)
     render(result, console)
     said = "" if result.positions is None else f"{in_words(result.positions)}\n"
-    return f"{path_text(path)}\n{text.getvalue()}{said}{shown(provenance(result), _LONG)}"
+    return f"{path_text(path)}\n{text.getvalue()}{said}{escape_line(provenance(result), _LONG)}"
 
 
 MOST = 10  # annotations of a kind that GitHub shows of one step: the last one counts those that are left out
@@ -71,8 +71,8 @@ class Annotation:
     message: str
 
     def __str__(self) -> str:
-        places = f"file={_escaped(self.file, _PROPERTY)},line={self.line},title={_escaped(self.title, _PROPERTY)}"
-        return f"::error {places}::{_escaped(self.message, _MESSAGE)}"
+        places = f"file={_escape(self.file, _PROPERTY)},line={self.line},title={_escape(self.title, _PROPERTY)}"
+        return f"::error {places}::{_escape(self.message, _MESSAGE)}"
 
 
 def annotations_of(file: Path | str, line: int, result: Comparison) -> Iterator[Annotation]:
@@ -105,7 +105,7 @@ def shown_ten(annotations: Iterable[Annotation]) -> list[str]:
     return [*map(str, shown), str(more)]
 
 
-def _escaped(text: str, pairs: Iterable[tuple[str, str]]) -> str:
+def _escape(text: str, pairs: Iterable[tuple[str, str]]) -> str:
     """As GitHub's runner reads it back (toolkit's command.ts): % first."""
     for plain, code in pairs:
         text = text.replace(plain, code)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from llamadiff.report.formats import About, command_line
-from llamadiff.report.terminal.escape import quoted, shown
+from llamadiff.report.terminal.escape import escape_line, quote
 
 MOST = 65_536  # characters that GitHub takes in one issue or comment
 _LEFT_OUT = "*The rest is left out: it would not fit a GitHub issue. The JSON report has all of it.*"
@@ -25,35 +25,35 @@ _WORD = re.compile(r"(?P<before>[(\"']*)(?P<word>.*?)(?P<after>[)\"',.;:?]*)")
 
 def prose(text: str, limit: int = 2000) -> str:
     """A sentence with foreign words in it, on one line; cut after ``limit`` cells."""
-    return "".join(map(_word, _WORDS.findall(shown(text, limit))))
+    return "".join(map(_word, _WORDS.findall(escape_line(text, limit))))
 
 
 def _word(word: str) -> str:
     if not _READ.search(word):
-        return _escaped(word)
+        return _escape(word)
     parts = _WORD.fullmatch(word)
-    if parts is None or not parts["word"] or _unbalanced(parts["word"]):
+    if parts is None or not parts["word"] or _is_unbalanced(parts["word"]):
         return _span(word)
-    return _escaped(parts["before"]) + _span(parts["word"]) + _escaped(parts["after"])
+    return _escape(parts["before"]) + _span(parts["word"]) + _escape(parts["after"])
 
 
-def _unbalanced(word: str) -> bool:
+def _is_unbalanced(word: str) -> bool:
     """Whether a bracket that belongs to a word would stand outside of its code span."""
     return word.count("(") != word.count(")")
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return _ESCAPED.sub(r"\\\1", text)
 
 
 def code(text: str, limit: int = 200) -> str:
     """A name as a code span."""
-    return _span(shown(text, limit) or '""')
+    return _span(escape_line(text, limit) or '""')
 
 
 def token(text: str, limit: int = 24) -> str:
     """A text whose blanks matter, in quotes in a code span."""
-    return _span(quoted(text, limit))
+    return _span(quote(text, limit))
 
 
 def _span(text: str) -> str:
@@ -97,22 +97,22 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def folded(title: str, body: str) -> str:
+def fold(title: str, body: str) -> str:
     """What is opened by a click."""
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 
-def fitted(sections: Iterable[str]) -> str:
+def fit_sections(sections: Iterable[str]) -> str:
     """The first sections, as many as fit, and a line that some were left out."""
     kept = list[str]()
     for section in sections:
         kept.append(section)
-        if len(_joined(kept)) > MOST:
-            while len(_joined([*kept, _LEFT_OUT])) > MOST:
+        if len(_join_sections(kept)) > MOST:
+            while len(_join_sections([*kept, _LEFT_OUT])) > MOST:
                 kept.pop()
-            return _joined([*kept, _LEFT_OUT])
-    return _joined(kept)
+            return _join_sections([*kept, _LEFT_OUT])
+    return _join_sections(kept)
 
 
-def _joined(sections: Sequence[str]) -> str:
+def _join_sections(sections: Sequence[str]) -> str:
     return "\n\n".join(sections) + "\n"

@@ -52,7 +52,7 @@ def to_full_json(comparison: Comparison, about: About = NOBODY) -> str:
 
 def checks_to_json(results: Iterable[tuple[Path, Comparison]], about: About = NOBODY, full: bool = False) -> str:
     """One object for all traces that were checked: the reports by file name."""
-    return in_json({str(path): to_object(result, about, full) for path, result in results} | _refused(about))
+    return in_json({str(path): to_object(result, about, full) for path, result in results} | _refused_traces(about))
 
 
 def checks_to_full_json(results: Iterable[tuple[Path, Comparison]], about: About = NOBODY) -> str:
@@ -60,7 +60,7 @@ def checks_to_full_json(results: Iterable[tuple[Path, Comparison]], about: About
     return checks_to_json(results, about, full=True)
 
 
-def _refused(about: About) -> dict[str, Any]:
+def _refused_traces(about: About) -> dict[str, Any]:
     """What there is to say of traces that could not be checked."""
     verdict = of_unjudged()
     return {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llamadiff.judge.verdict import UNCHECKED, WRONG
 from llamadiff.report.formats import About
-from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.escape import escape_line
 from llamadiff.result.comparison import Comparison
 from llamadiff.words.provenance import provenance
 from llamadiff.words.repairs import repairs_of
@@ -25,7 +25,7 @@ def checks_to_junit(results: Sequence[tuple[Path, Comparison]], about: About) ->
     """All traces that were checked, and those that were refused."""
     suite = ET.Element("testsuite", name="llamadiff")
     for path, result in results:
-        _put(suite, str(path), result)
+        _add_case(suite, str(path), result)
     for refused, reason in about.refused:
         case = _case(suite, str(refused))
         ET.SubElement(case, "error", message=_text(reason), type="refused")
@@ -36,7 +36,7 @@ def checks_to_junit(results: Sequence[tuple[Path, Comparison]], about: About) ->
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _put(suite: ET.Element, name: str, result: Comparison) -> None:
+def _add_case(suite: ET.Element, name: str, result: Comparison) -> None:
     case = _case(suite, name, result.timing.get("total_s", 0.0))
     kind = {WRONG: "failure", UNCHECKED: "error"}.get(result.verdict)
     if kind is None:
@@ -54,4 +54,4 @@ def _case(suite: ET.Element, name: str, seconds: float = 0.0) -> ET.Element:
 
 def _text(text: str) -> str:
     """What XML can hold: foreign control characters are escaped as on a terminal."""
-    return shown(text, _LONG)
+    return escape_line(text, _LONG)

@@ -11,7 +11,7 @@ from rich.text import Text
 from llamadiff.engines.model_file import Runnable
 from llamadiff.judge.verdict import of_check
 from llamadiff.llamacpp.doctor import BAD, NOTE, OK, Examined
-from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.escape import escape_line
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.report import make_console
 from llamadiff.trace import taps
@@ -23,7 +23,7 @@ _FIRST = frozenset(kind.word for kind in taps.KINDS if kind.key)
 def print_taps(model: Runnable, n_tokens: int) -> None:
     """Every tap of a layer once, with its shape; * marks those to write first."""
     console = make_console()
-    name = Text(shown(model.path.name), style="bold")
+    name = Text(escape_line(model.path.name), style="bold")
     head = Text.assemble(
         name,
         f": {len(model.taps)} taps, layers 0 to {model.n_layer - 1}; shapes for {n_tokens} tokens, float32, C order",
@@ -76,7 +76,7 @@ def print_checks(checks: Iterable[Examined]) -> bool:
         line.add_column(width=4, justify="right")
         line.add_column(width=NAME_WIDTH)
         line.add_column(ratio=1)
-        found = Text(shown(check.found, 1000, ascii_only=ascii_only))
+        found = Text(escape_line(check.found, 1000, ascii_only=ascii_only))
         line.add_row(Text(mark, style), Text(check.name, "bold"), found)
         console.print(line)
     return good

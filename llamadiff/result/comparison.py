@@ -20,7 +20,7 @@ from llamadiff.result.logits import Logits, Positions
 from llamadiff.result.message import Message
 from llamadiff.result.normal import Answer, Normal
 from llamadiff.result.notebook import as_html
-from llamadiff.result.rows import Row, flat, leading
+from llamadiff.result.rows import Row, flat, leading_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,7 +156,7 @@ class Comparison(Sides, Judged):
         count = sum(row.local is not None and row.local.sketched for row in self.rows)
         return BySketch(count) if count else None
 
-    def overruled(self, ruling: Ruling, said: Message) -> Comparison:
+    def overrule(self, ruling: Ruling, said: Message) -> Comparison:
         """The same under another verdict, with its reasons after those of the first, and what is said of it then."""
         reasons = (*self.reasons, *ruling.reasons)
         return replace(self, verdict=ruling.verdict, reasons=reasons, headline=said.headline, proof=said.clauses)
@@ -178,7 +178,7 @@ class Comparison(Sides, Judged):
     @property
     def leading(self) -> Row | None:
         """The WRONG tap that matters first: the first one, unless it is hardly off and a later one is."""
-        return leading(self.wrong, self.diagnosis)
+        return leading_row(self.wrong, self.diagnosis)
 
     @property
     def wrong(self) -> tuple[Row, ...]:
@@ -222,7 +222,7 @@ def verdict_of(found: Iterable[HasVerdict], refused: object = None) -> str:
     return worst_of((each.verdict for each in found), refused)
 
 
-def assembled(sides: Sides, judged: Judged, ruling: Ruling, said: Message, next_steps: tuple[str, ...]) -> Comparison:
+def assemble(sides: Sides, judged: Judged, ruling: Ruling, said: Message, next_steps: tuple[str, ...]) -> Comparison:
     """The Comparison of two sides, with the verdict and what is said of it. Nothing else makes one."""
     return Comparison(
         **vars(sides),
@@ -239,7 +239,7 @@ def assembled(sides: Sides, judged: Judged, ruling: Ruling, said: Message, next_
 
 def _profile(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[str, ...]:
     """What the leading error looks like."""
-    first = leading([row for row in rows if row.verdict == WRONG], diagnosis)
+    first = leading_row([row for row in rows if row.verdict == WRONG], diagnosis)
     return tuple(fact.says for fact in first.local.facts) if first is not None and first.local is not None else ()
 
 

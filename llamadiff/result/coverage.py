@@ -56,7 +56,7 @@ def coverage_of(
     reached = any(row.tap == end for row in rows) and _has_last_row(trace.known.get(end))
     judged = sum(row.verdict != UNCHECKED for row in rows)
     return Coverage(judged, len(rows) + len(missing), end, reached, asked or asked_for_less(trace.info.producer),
-                    _ignored(extra, [name for name in names if name not in trace]))  # fmt: skip
+                    _find_ignored(extra, [name for name in names if name not in trace]))  # fmt: skip
 
 
 def asked_for_less(producer: Mapping[str, Any]) -> bool:
@@ -69,7 +69,7 @@ def _has_last_row(known: NDArray[Any] | None) -> bool:
     return known is None or bool(np.asarray(known)[-1].any())
 
 
-def _ignored(extra: Sequence[str], absent: Sequence[str]) -> Ignored:
+def _find_ignored(extra: Sequence[str], absent: Sequence[str]) -> Ignored:
     lower = {name.lower(): name for name in absent}
     near = [(name, get_close_matches(name.lower(), lower, 1, NEAR)) for name in extra[:FEW]]
     return Ignored(len(extra), tuple((name, lower[match[0]] if match else None) for name, match in near))

@@ -159,7 +159,7 @@ class Positions:
 
 def over_positions(baseline: Array, candidate: Array) -> Positions | None:
     """Logits [token, vocab] of both sides; None where they hold no distribution at any position."""
-    apart = [(i, kl, regret) for i, (kl, regret) in enumerate(map(_apart, baseline, candidate)) if np.isfinite(kl)]
+    apart = [(i, kl, regret) for i, (kl, regret) in enumerate(map(_distance, baseline, candidate)) if np.isfinite(kl)]
     if not apart:
         return None
     places, divergences, regrets = (np.array(column) for column in zip(*apart, strict=True))
@@ -181,7 +181,7 @@ def divergences(baseline: Array, candidate: Array) -> Array:
     return np.array([metrics.kl_divergence(b, c) for b, c in zip(baseline, candidate, strict=True)])
 
 
-def _apart(b: Array, c: Array) -> tuple[float, float]:
+def _distance(b: Array, c: Array) -> tuple[float, float]:
     """One position's KL and regret; NaN where a side has no first token."""
     kl = metrics.kl_divergence(b, c)
     if not np.isfinite(kl):

@@ -16,7 +16,7 @@ class Message:
         """The same, with more under it."""
         return Message(self.headline, (*self.clauses, *clauses))
 
-    def under(self, headline: str) -> Message:
+    def with_headline(self, headline: str) -> Message:
         """The same, under a finding that goes before it."""
         return Message(headline, (self.headline, *self.clauses))
 

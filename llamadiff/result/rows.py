@@ -78,7 +78,7 @@ def kind_of(row: Row) -> str:
     return row.op.lower() if _NUMBERED.match(name) else name
 
 
-def leading(wrong: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> Row | None:
+def leading_row(wrong: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> Row | None:
     """Of WRONG taps the first whose op is more than slightly wrong; then a wrong record; then the first."""
     grave = [row for row in wrong if not is_slight(row, diagnosis)]
     computed = [row for row in grave if not row.misrecorded]
@@ -157,7 +157,7 @@ def with_explanations(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tu
     """
     read = {tap: facts for d in diagnosis for tap, facts in d.read.items() if facts}
     rows = [_read_back(row, read.get(row.tap, ())) for row in rows]
-    return tuple(_explained(row, diagnosis, read.get(row.tap, ())) for row in rows)
+    return tuple(_explain_row(row, diagnosis, read.get(row.tap, ())) for row in rows)
 
 
 def _read_back(row: Row, facts: Sequence[Fact]) -> Row:
@@ -169,16 +169,16 @@ def _read_back(row: Row, facts: Sequence[Fact]) -> Row:
     return replace(row, local=replace(row.local, facts=(*facts, *more)))
 
 
-def _explained(row: Row, diagnosis: Sequence[Diagnosis], read: Sequence[Fact]) -> Row:
+def _explain_row(row: Row, diagnosis: Sequence[Diagnosis], read: Sequence[Fact]) -> Row:
     """The row under what explains it: a way of computing that is no mistake, a bug, or what was read back."""
     known = [d for d in diagnosis if d.known and row.tap in d.taps]
     harmless, bug = (next((d for d in known if d.harmless == which), None) for which in (True, False))
     if harmless is not None:
         return _harmless(row, harmless.causes[0].says, harmless.taps[row.tap])
     if bug is not None:
-        return _ruled(row, of_known_cause(bug.causes[0].says, bug.taps[row.tap]))
+        return _overrule_row(row, of_known_cause(bug.causes[0].says, bug.taps[row.tap]))
     mistake = next((fact for fact in read if fact.kind not in ROUNDINGS), None)
-    return _ruled(row, of_reading(mistake.says)) if mistake is not None else row
+    return _overrule_row(row, of_reading(mistake.says)) if mistake is not None else row
 
 
 def _harmless(row: Row, way: str, left: float) -> Row:
@@ -186,10 +186,10 @@ def _harmless(row: Row, way: str, left: float) -> Row:
     opened, not_finite = (row.local.opened, row.local.not_finite) if row.local else (0, 0)
     if not_finite:
         return row
-    return replace(_ruled(row, of_harmless_way(way, left, opened)), explained=way)
+    return replace(_overrule_row(row, of_harmless_way(way, left, opened)), explained=way)
 
 
-def _ruled(row: Row, ruling: Ruling) -> Row:
+def _overrule_row(row: Row, ruling: Ruling) -> Row:
     """The row under another verdict, which has its reasons besides."""
     if row.local is None:
         return replace(row, verdict=ruling.verdict)

@@ -31,17 +31,17 @@ def refuse_collisions(reads: Iterable[Named], writes: Iterable[Named]) -> None:
         if taker is not None:
             what, other, loss = taker
             called = "" if other == path else f" ({other})"
-            raise UserError(f"{words}: {_shown(path)} is {what}{called}{loss}; give another name")
+            raise UserError(f"{words}: {_path_text(path)} is {what}{called}{loss}; give another name")
         taken |= dict.fromkeys(places, (f"what {words} writes too", path, ""))
 
 
-def saved(folder: str | os.PathLike[str] | None, words: str = "-o") -> Iterator[Named]:
+def saved_files(folder: str | os.PathLike[str] | None, words: str = "-o") -> Iterator[Named]:
     """The files that a comparison keeps."""
     if folder is not None:
         yield from ((words, Path(folder) / name) for name in ("baseline.safetensors", "engine.safetensors"))
 
 
-def kept(folder: str | os.PathLike[str] | None) -> Iterator[Named]:
+def kept_files(folder: str | os.PathLike[str] | None) -> Iterator[Named]:
     """The files among those of a directory that wrong ops may replace."""
     if folder is not None:
         for ending in ("safetensors", "txt"):
@@ -70,5 +70,5 @@ def _folds_case(folder: Path) -> bool:
     return other.name != folder.name and other.exists() and other.samefile(folder)
 
 
-def _shown(path: Path) -> str:
+def _path_text(path: Path) -> str:
     return "standard output" if path == Path(STANDARD_OUTPUT) else str(path)

@@ -14,7 +14,7 @@ def as_windows() -> bool:
     return os.name == "nt"
 
 
-def split(line: str) -> list[str]:
+def split_line(line: str) -> list[str]:
     """The words of a line. Raises ValueError for one that no program reads, or that programs read in two ways."""
     if not as_windows():
         return shlex.split(line)
@@ -28,11 +28,11 @@ def quote(word: str) -> str:
     if as_windows():
         import mslex
 
-        return mslex.quote("".join(each if each.isprintable() else _escaped(each) for each in word))
-    return shlex.quote(word) if word.isprintable() else "$'" + "".join(map(_escaped, word)) + "'"
+        return mslex.quote("".join(each if each.isprintable() else _escape(each) for each in word))
+    return shlex.quote(word) if word.isprintable() else "$'" + "".join(map(_escape, word)) + "'"
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     code = ord(character)
     if character in "\\'":
         return "\\" + character

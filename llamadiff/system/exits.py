@@ -13,7 +13,7 @@ from typing import Any
 from llamadiff.system.errors import UserError
 from llamadiff.system.stale_files import remove_own, sweep
 from llamadiff.system.started import all_ended
-from llamadiff.system.stops import SIGNALS, Stopped, heeded, listen
+from llamadiff.system.stops import SIGNALS, Stopped, heed_signals, listen
 
 COULD_NOT_TELL = 2
 OWN_FAULT = 70  # as sysexits.h has it for an internal error of the program
@@ -32,7 +32,7 @@ def run(command: Callable[[], Any], say: Callable[[str], None]) -> int:
     code, fatal = COULD_NOT_TELL, 0
     try:
         sweep()
-        with all_ended(), heeded():
+        with all_ended(), heed_signals():
             code = int(command() or 0)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # rich and typer exit when a reader such as head has gone
@@ -83,11 +83,11 @@ def reason(error: BaseException, unnamed: str = "standard output") -> str:
     if isinstance(error, OSError):
         return f"{error.filename or unnamed}: {error.strerror or error}"
     if hasattr(error, "format_message"):  # the command line was not understood
-        return f"{error.format_message()}{_given(error)} (llamadiff --help; llamadiff COMMAND --help)"
+        return f"{error.format_message()}{_refused_value(error)} (llamadiff --help; llamadiff COMMAND --help)"
     return f"a fault in llamadiff, please report it: {type(error).__name__}: {error} ({_place(error)})"
 
 
-def _given(error: BaseException) -> str:
+def _refused_value(error: BaseException) -> str:
     """The value that was refused, where typer's message leaves it out."""
     errors: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     return f": {errors[0]['input']}" if errors and "input" in errors[0] else ""

@@ -50,7 +50,7 @@ def read_bytes(path: Path, most: int, meant: str) -> bytes:
     try:
         with open(os.open(path, os.O_RDONLY | _AT_ONCE), "rb", buffering=0) as stream:
             is_pipe = stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
-            data = _drained(path, stream.fileno(), most) if is_pipe else _filled(stream.fileno(), most)
+            data = _read_pipe(path, stream.fileno(), most) if is_pipe else _read_file(stream.fileno(), most)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give {meant}") from None
     if len(data) > most:
@@ -62,7 +62,7 @@ def _size(count: int) -> str:
     return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
 
 
-def _filled(descriptor: int, most: int) -> bytes:
+def _read_file(descriptor: int, most: int) -> bytes:
     """Up to one byte more than ``most``."""
     parts, left = [], most + 1
     while left and (part := os.read(descriptor, min(left, 1 << 20))):
@@ -71,7 +71,7 @@ def _filled(descriptor: int, most: int) -> bytes:
     return b"".join(parts)
 
 
-def _drained(path: Path, descriptor: int, most: int) -> bytes:
+def _read_pipe(path: Path, descriptor: int, most: int) -> bytes:
     """The same of a pipe, waiting for whoever writes to it, but not for long."""
     parts, left, heard = list[bytes](), most + 1, time.monotonic()
     while left:

@@ -36,7 +36,7 @@ class Libraries:
         return self.names[0].format(stem)
 
     @property
-    def ending(self) -> str:
+    def suffix(self) -> str:
         return Path(self.names[0]).suffix
 
 

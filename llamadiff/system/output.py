@@ -62,9 +62,9 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file as UTF-8. Raises UserError, and leaves what was there, if it cannot be written whole."""
     try:
         if is_stream(path):
-            path.write_bytes(encoded(text))
+            path.write_bytes(encode(text))
         else:
-            write_whole(path, encoded(text))
+            write_whole(path, encode(text))
     except OSError as error:
         raise unwritten(path, error) from None
 
@@ -74,7 +74,7 @@ def add_text(path: Path, text: str, most: int) -> None:
 
     Raises UserError if it would have more than ``most`` bytes then, or cannot be written.
     """
-    data = encoded(text)
+    data = encode(text)
     try:
         if path.exists() and path.stat().st_size + len(data) > most:
             raise UserError(f"{path}: has no room for {_amount(len(data))} more: it may have {_amount(most)}")
@@ -95,7 +95,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def moved(path: Path) -> Iterator[Path]:
+def move_aside(path: Path) -> Iterator[Path]:
     """A file under another name, while it is written to; under its own where what is open, or mapped, keeps that."""
     if not OPEN_FILES_MOVE:
         yield path
@@ -130,7 +130,7 @@ def _amount(size: int) -> str:
     return f"{size / 1000**unit:.0f} {'kMGT'[unit - 1]}B"
 
 
-def encoded(text: str) -> bytes:
+def encode(text: str) -> bytes:
     r"""UTF-8; what has no UTF-8 (a file name's stray bytes) becomes \udc80 and the like, which JSON reads back."""
     return text.encode("utf-8", "backslashreplace")
 

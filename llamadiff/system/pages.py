@@ -16,7 +16,7 @@ LARGE = 1 << 26  # bytes: of a larger array, pages are let go while it is read
 
 def let_go(array: Array) -> None:
     """Let go of what an array shows of a mapped file: it stays in the system's cache, and is read again if need be."""
-    base = _mapping(array)
+    base = _find_map(array)
     if base is None or _LET_GO is None:
         return
     start = array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data
@@ -27,7 +27,7 @@ def let_go(array: Array) -> None:
 
 def in_parts(array: Array) -> Iterator[slice]:
     """All rows of an array; of one that shows much of a mapped file, some at a time, which are let go after use."""
-    if array.nbytes <= LARGE or not array.flags.c_contiguous or _mapping(array) is None:
+    if array.nbytes <= LARGE or not array.flags.c_contiguous or _find_map(array) is None:
         yield slice(0, len(array))
         return
     step = max(1, LARGE // 4 // max(1, array[0].nbytes))
@@ -39,7 +39,7 @@ def in_parts(array: Array) -> Iterator[slice]:
 
 def in_same_parts(a: Array, b: Array) -> Iterator[slice]:
     """The same of two arrays with as many rows, which are read together."""
-    first, other = (a, b) if _mapping(b) is None else (b, a)
+    first, other = (a, b) if _find_map(b) is None else (b, a)
     for part in in_parts(first):
         yield part
         done_with(other, part)
@@ -51,7 +51,7 @@ def done_with(array: Array, part: slice) -> None:
         let_go(array[part])
 
 
-def _mapping(array: Array) -> Any:
+def _find_map(array: Array) -> Any:
     """The map of a file that an array looks into, a mmap.mmap; None if it does not."""
     base: Any = array
     while isinstance(base, np.ndarray):

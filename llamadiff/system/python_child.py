@@ -44,7 +44,7 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else "a real-time signal"
 
 
-def asked(leave: Callable[[], None]) -> queue.Queue[str]:
+def watch_parent(leave: Callable[[], None]) -> queue.Queue[str]:
     """In a child: watch standard input from now on -> its lines.
 
     The parent keeps its end open as long as it wants the child. When it is closed, by the parent or by its death, the

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from llamadiff.system.stops import held
+from llamadiff.system.stops import hold_signals
 
 Process = subprocess.Popen[Any]
 End = Callable[[Process], None]
@@ -22,7 +22,7 @@ _STARTED = list[tuple[Process, End]]()
 
 def start(arguments: Sequence[str], end: End, **streams: Any) -> Process:
     """A process, which ``end`` ends: whoever starts it calls that, or else the command's end does. Raises OSError."""
-    with held():
+    with hold_signals():
         process: Process = subprocess.Popen(arguments, **streams)  # noqa: S603
         _STARTED[:] = [(other, its_end) for other, its_end in _STARTED if other.returncode is None]
         _STARTED.append((process, end))

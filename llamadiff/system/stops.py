@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop: each raises Stopped where it finds the command, or when what it ``held`` is done.
+"""Signals that ask a command to stop: each raises Stopped where the command is, or at the end of ``hold_signals``.
 
 A process that was started, and that nobody knows of yet, would outlive a command that is stopped there.
 """
@@ -35,7 +35,7 @@ class Stopped(BaseException):
 
 
 def listen() -> None:
-    """Hear the signals, except those that the command was started to ignore (nohup): they wait until ``heeded``."""
+    """Hear the signals but those that the command was started to ignore (nohup): they wait until ``heed_signals``."""
     _waiting.clear()
     _hearers[:], _last[:] = [_waiting.append], [-math.inf]
     sys.unraisablehook = _repeat
@@ -55,7 +55,7 @@ def passed_on(to: Callable[[int], object]) -> Iterator[None]:
 
 
 @contextmanager
-def heeded() -> Iterator[None]:
+def heed_signals() -> Iterator[None]:
     """Signals stop what is done in this, and nothing outside of it."""
     with passed_on(_stop):
         _hear_waiting()
@@ -63,7 +63,7 @@ def heeded() -> Iterator[None]:
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def hold_signals() -> Iterator[None]:
     """Signals wait until the end of this. Threads other than the main one are never interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -67,7 +67,7 @@ class Supervised:
 
 
 @contextmanager
-def supervised(
+def supervise(
     arguments: Sequence[str], streams: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
 ) -> Iterator[Supervised]:
     """Run a command that lives no longer than this, with more in its ``environment``.

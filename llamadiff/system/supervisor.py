@@ -37,11 +37,11 @@ def main(folder: str) -> None:
     adopt_orphans()
     place = Path(folder)
     with suppress(FileNotFoundError):  # nobody waits
-        answer = _run(place, **json.loads((place / "request").read_bytes()))
+        answer = _run_command(place, **json.loads((place / "request").read_bytes()))
         (place / "answer").write_text(json.dumps(answer), "utf-8")
 
 
-def _run(
+def _run_command(
     place: Path, arguments: list[str], environment: dict[str, str], is_apart: bool, waiting: int
 ) -> dict[str, str | int]:
     """The command's return code, or why it cannot be run. ``waiting`` is the process that waits for it."""

@@ -26,7 +26,7 @@ def file_sha256(path: str | Path) -> str:
     """
     path = Path(path)
     memory = _memory(path)
-    known = _recalled(memory)
+    known = _read_remembered(memory)
     if known is not None:
         return known
     with path.open("rb") as file:
@@ -47,7 +47,7 @@ def model_sha256(files: Sequence[str | Path]) -> str:
 
 def is_remembered(path: str | Path) -> bool:
     """Whether a file's hash is there without reading the file."""
-    return _recalled(_memory(Path(path))) is not None
+    return _read_remembered(_memory(Path(path))) is not None
 
 
 def _memory(path: Path) -> Path | None:
@@ -61,7 +61,7 @@ def _memory(path: Path) -> Path | None:
     return cache / "sha256" / "-".join(f"{part:x}" for part in key) if cache is not None else None
 
 
-def _recalled(memory: Path | None) -> str | None:
+def _read_remembered(memory: Path | None) -> str | None:
     if memory is None:
         return None
     try:

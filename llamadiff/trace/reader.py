@@ -93,7 +93,7 @@ class Trace(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         array = self._arrays[name]
-        return _widened(array) if self.dtypes.get(name) == "BF16" else array
+        return _widen(array) if self.dtypes.get(name) == "BF16" else array
 
     def __contains__(self, name: object) -> bool:
         return name in self._arrays
@@ -127,7 +127,7 @@ class Trace(Mapping[str, Array]):
         Of these taps alone, if they are named.
         """
         names = [name for name in names if name in self] if names is not None else list(self)
-        cuts = {name: _cut(name, self.shape(name), len(self.info.tokens), n) for name in names}
+        cuts = {name: _token_slices(name, self.shape(name), len(self.info.tokens), n) for name in names}
         known = {name: mask[cuts[name]] for name, mask in self.known.items() if cuts.get(name) is not None}
         there = [name for name in names if cuts[name] is not None and (name not in known or known[name].any())]
         arrays = {name: self._arrays[name][cuts[name]] for name in there}
@@ -189,7 +189,7 @@ class Trace(Mapping[str, Array]):
         return cls(info, arrays, dtypes, path)
 
 
-def _cut(name: str, shape: tuple[int, ...], tokens: int, n: int) -> tuple[slice, ...] | None:
+def _token_slices(name: str, shape: tuple[int, ...], tokens: int, n: int) -> tuple[slice, ...] | None:
     """The first ``n`` tokens along each axis of a tap that runs over tokens; None if one has another length."""
     tap = taps.parse(name)
     along = [axis in ("token", "query", "key") for axis in tap.kind.axes] if tap is not None else []
@@ -238,5 +238,5 @@ def _without_batch(name: str, shape: Sequence[int], n_tokens: int) -> Sequence[i
     return shape[1:] if len(shape) > len(tap.kind.axes) or shape[tap.row_axis] != n_tokens else shape
 
 
-def _widened(bits: Array) -> Array:
+def _widen(bits: Array) -> Array:
     return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)

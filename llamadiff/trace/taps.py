@@ -222,7 +222,7 @@ def size_of(axis: str, sizes: Mapping[str, int]) -> int:
     return math.prod(sizes[part] if part in sizes else int(part) for part in axis.split("*"))
 
 
-def selected(name: str, layer: int | None, patterns: Sequence[str], layers: range | None) -> bool:
+def is_selected(name: str, layer: int | None, patterns: Sequence[str], layers: range | None) -> bool:
     """Whether a tap is asked for: by name patterns (``l_out-*``; none: all) and by layer (taps outside always)."""
     by_name = not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
     return by_name and (layers is None or layer is None or layer in layers)

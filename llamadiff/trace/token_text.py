@@ -56,10 +56,10 @@ class Vocabulary:
         return [str(piece) for piece, kind in pairs if kind in _WHOLE and piece]
 
     @cached_property
-    def _known(self) -> set[str]:
+    def _known_texts(self) -> set[str]:
         return set(map(str, self._tokens))
 
-    def lacking(self, text: str) -> tuple[str, ...]:
+    def missing_from(self, text: str) -> tuple[str, ...]:
         """The characters of a text that have no token of their own, nor tokens for their bytes, in order.
 
         Only of a vocabulary that llama.cpp goes through as SentencePiece does (llama-vocab.cpp: byte_to_token).
@@ -68,7 +68,7 @@ class Vocabulary:
             return ()
         for piece in self._whole:
             text = text.replace(piece, "")
-        known = self._known
+        known = self._known_texts
         characters = dict.fromkeys(("\u2581" * self._prefixed + text).replace(" ", "\u2581"))
         return tuple(c for c in characters if c not in known and not _bytes_of(c) <= known)
 

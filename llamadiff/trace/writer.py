@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.system.errors import UserError
-from llamadiff.system.output import NO_ROOM, OPEN_FILES_MOVE, check_target, moved, unwritten
+from llamadiff.system.output import NO_ROOM, OPEN_FILES_MOVE, check_target, move_aside, unwritten
 from llamadiff.system.stale_files import temporary_file
 from llamadiff.trace.metadata import KEY, Info
 from llamadiff.trace.reader import DTYPES, Trace
@@ -86,7 +86,7 @@ class TraceWriter:
         if self._full is not None:
             return None
         if not OPEN_FILES_MOVE:  # nor could it grow
-            return kind, np.frombuffer(self._read(self._room + offset, stop), DTYPES[kind]).reshape(shape)
+            return kind, np.frombuffer(self._read_back(self._room + offset, stop), DTYPES[kind]).reshape(shape)
         if self._map is None or len(self._map) < stop:
             try:
                 os.ftruncate(file, -(-os.fstat(file).st_size // _GROWTH) * _GROWTH)
@@ -106,7 +106,7 @@ class TraceWriter:
         kind, shape, offset = self._entries[name]
         if rows.ndim != len(shape) or start + rows.shape[axis] > shape[axis]:
             raise UserError(f"{name}: rows {list(rows.shape)} do not fit a tap of shape {list(shape)}")
-        padded = _grown(rows, shape, axis)
+        padded = _pad_to(rows, shape, axis)
         if rows.shape == shape:
             self._write(rows, self._room + offset)
             return
@@ -129,7 +129,7 @@ class TraceWriter:
                 raise unwritten(self.path, error) from None
             self._full = error
 
-    def _read(self, start: int, stop: int) -> bytearray:
+    def _read_back(self, start: int, stop: int) -> bytearray:
         """Bytes that were written."""
         data = bytearray(stop - start)
         self._file.seek(start)
@@ -164,7 +164,7 @@ class TraceWriter:
         """Make the header larger: move the data back, last part first."""
         step = 1 << 24
         for start in reversed(range(0, self._end, step)):
-            self._write(self._read(self._room + start, self._room + min(start + step, self._end)), room + start)
+            self._write(self._read_back(self._room + start, self._room + min(start + step, self._end)), room + start)
         self._room = room
 
 
@@ -183,7 +183,7 @@ def restate(path: Path, info: Info) -> None:
         rewrite(Trace.open(path), info, path)
         return
     try:
-        with moved(path) as place, place.open("r+b") as file:
+        with move_aside(path) as place, place.open("r+b") as file:
             file.seek(8)
             file.write(text.ljust(size))
     except OSError as error:
@@ -201,7 +201,7 @@ def rewrite(trace: Trace, info: Info, path: Path) -> None:
         writer.finish(info)
 
 
-def _grown(rows: Array, shape: tuple[int, ...], axis: int) -> Array:
+def _pad_to(rows: Array, shape: tuple[int, ...], axis: int) -> Array:
     """Zeros up to the tap's shape on every axis but ``axis`` (a decode step's scores see fewer keys)."""
     pad = [(0, 0 if i == axis else want - have) for i, (have, want) in enumerate(zip(rows.shape, shape, strict=True))]
     return np.pad(rows, pad) if any(after for _, after in pad) else rows

@@ -41,19 +41,19 @@ def check_each(
     """Check traces, ``jobs`` at a time (0: as many as there are cores), each as soon as it is done, in their order."""
     processes = min(jobs or cores(), len(paths))
     threads = 0 if processes <= 1 else max(1, cores() // processes)
-    yield from side_by_side(_checked, [Question(path, model, candidate, how, threads) for path in paths], processes)
+    yield from side_by_side(_check_trace, [Question(path, model, candidate, how, threads) for path in paths], processes)
 
 
-def _checked(asked: Question) -> Checked:
+def _check_trace(asked: Question) -> Checked:
     try:
         trace = Trace.open(asked.path)
         model = asked.model or model_of(asked.path, trace)
         return Checked(asked.path, check(trace, model, asked.how, asked.candidate, asked.threads))
     except UserError as error:
-        return Checked(asked.path, None, _of(asked.path, str(error)))
+        return Checked(asked.path, None, _name_trace(asked.path, str(error)))
 
 
-def _of(path: Path, reason: str) -> str:
+def _name_trace(path: Path, reason: str) -> str:
     """A reason that says which trace it is about."""
     return reason if str(path) in reason else f"{path}: {reason}"
 

@@ -15,7 +15,7 @@ from llamadiff.judge.sketching import at_most, drift_from, stats_of
 from llamadiff.judge.verdict import MATCH, of_check, of_run, of_unjudged
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.pictures import closeup_of
-from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
+from llamadiff.result.comparison import Comparison, Judged, Sides, assemble
 from llamadiff.result.coverage import Coverage, asked_for_less, coverage_of
 from llamadiff.result.logits import Logits, compare_logits, logit_rows
 from llamadiff.result.message import Message
@@ -29,7 +29,7 @@ from llamadiff.trace.sketch import Sketch
 from llamadiff.trace.taps import LOGITS, WEIGHTS
 from llamadiff.verbs.sketch_alone import note_on
 from llamadiff.words import unjudged
-from llamadiff.words.summary import unchecked
+from llamadiff.words.summary import unchecked_message
 
 Array = NDArray[Any]
 
@@ -62,7 +62,7 @@ def drift_only(baseline: Trace, candidate: Trace, how: How = USUAL) -> Compariso
     ruling = of_run([row.verdict for row in rows] or [of_unjudged()], [], (), coverage.is_enough)
     said = _drift_sentence(rows, coverage) if sketch is None else _sketch_sentence(rows, sketch.projections, how.rules)
     said = said.plus(*note_on(baseline))
-    return assembled(_sides(baseline.info, candidate.info), judged, ruling, said, steps)
+    return assemble(_sides(baseline.info, candidate.info), judged, ruling, said, steps)
 
 
 def _row(name: str, b: Array, c: Array, how: How) -> Row:
@@ -130,8 +130,8 @@ def _drift_sentence(rows: Sequence[Row], coverage: Coverage) -> Message:
             return Message(f"the two traces agree on all {len(rows)} taps that both have")
         part = f"{coverage.judged} of {coverage.taps} taps"
         said = f"the two traces agree as far as both were recorded: {part}"
-        return Message(said, (unjudged.lacking(rows, coverage),))
-    return unchecked("the candidate", rows)
+        return Message(said, (unjudged.name_unjudged(rows, coverage),))
+    return unchecked_message("the candidate", rows)
 
 
 def _sketch_sentence(rows: Sequence[Row], projections: int, rules: Sequence[tolerances.Rule]) -> Message:
@@ -139,7 +139,7 @@ def _sketch_sentence(rows: Sequence[Row], projections: int, rules: Sequence[tole
     most = at_most(projections)
     far = [row for row in rows if row.drift and not row.drift.nmse <= most * _limit(row, rules)]
     if not rows:
-        return unchecked("the candidate", rows)
+        return unchecked_message("the candidate", rows)
     if not far:
         return Message("a sketch cannot show that two runs are the same; no tap differs by more than it can prove")
     return Message(f"{far[0].tap} is the first of {len(far)} taps that differ by more than a sketch leaves in doubt")

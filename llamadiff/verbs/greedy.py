@@ -18,7 +18,7 @@ LOGITS, RIGHT = "result_output", ("match", "noise")
 Texts = Callable[[int], str | None]
 
 
-def parting(baseline: Trace, candidate: Trace, n_prompt: int, generated: bool, text_of: Texts) -> Parting | None:
+def find_parting(baseline: Trace, candidate: Trace, n_prompt: int, generated: bool, text_of: Texts) -> Parting | None:
     """The first token of those that a candidate ran after the prompt that llama.cpp would not have taken.
 
     ``generated``: the candidate is known to have chosen them. Where it is not, they may be a text that it was given,
@@ -36,8 +36,8 @@ def parting(baseline: Trace, candidate: Trace, n_prompt: int, generated: bool, t
         if took is not None and took != taken and taken < theirs.shape[1]:
             row = None if own is None or place >= len(own) else own[place]
             best = None if row is None else _first_of(row)
-            wanted = None if best is None or best == taken else _taken(best, text_of, theirs[place], row)
-            both = [_taken(token, text_of, theirs[place], row) for token in (took, taken)]
+            wanted = None if best is None or best == taken else _taken_token(best, text_of, theirs[place], row)
+            both = [_taken_token(token, text_of, theirs[place], row) for token in (took, taken)]
             return Parting(step, place + 1, both[0], both[1], wanted, best is not None)
     return None
 
@@ -56,7 +56,7 @@ def _first_of(row: Array) -> int | None:
     return int(row.argmax()) if np.isfinite(row).all() else None
 
 
-def _taken(token: int, text_of: Texts, theirs: Array, own: Array | None) -> Taken:
+def _taken_token(token: int, text_of: Texts, theirs: Array, own: Array | None) -> Taken:
     logit = None if own is None or not np.isfinite(own[token]) else float(own[token])
     return Taken(token, text_of(token), float(theirs[token]), logit)
 
@@ -73,15 +73,15 @@ def in_words(found: Parting, result: Comparison) -> str:
     names = str(result.baseline.get("name")), "yours"
     took, taken = found.baseline, found.candidate
     text = (
-        f"at the {_ordinal(found.step)} generated token {names[0]} takes {_quoted(took)} ({took.baseline:.2f}), "
-        f"{names[1]} {_quoted(taken)}"
+        f"at the {_ordinal(found.step)} generated token {names[0]} takes {_quote(took)} ({took.baseline:.2f}), "
+        f"{names[1]} {_quote(taken)}"
     )
     if taken.candidate is not None:
         text += f" ({taken.candidate:.2f})"
     if found.wanted is not None:
         best = found.wanted
         return (
-            f"{text}, though its own largest logit is that of {_quoted(best)} ({best.candidate:.2f}): "
+            f"{text}, though its own largest logit is that of {_quote(best)} ({best.candidate:.2f}): "
             "its sampling is to blame for that, not its ops"
         )
     own = ", its own largest" if found.checked else ""
@@ -91,7 +91,7 @@ def in_words(found: Parting, result: Comparison) -> str:
     return f"{text}{own}: {gap}{', which rounding decides' if result.verdict in RIGHT and found.checked else ''}"
 
 
-def _quoted(taken: Taken) -> str:
+def _quote(taken: Taken) -> str:
     return f"'{taken.text}'" if taken.text is not None else f"token {taken.id}"
 
 

@@ -18,12 +18,12 @@ from llamadiff.engines.batches import batches_of, in_batches_of
 from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.engines.run_spec import Gate, How
 from llamadiff.judge.preflight.checks import Check, check_runnable, check_same_run, given_rightly, preflight
-from llamadiff.judge.preflight.shapes import admitted, misfit_checks, steps_when_misfit
+from llamadiff.judge.preflight.shapes import drop_misshapen, misfit_checks, steps_when_misfit
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.judge.statistics import statistics_check
 from llamadiff.judge.study import Bench, Study, infer_conventions
 from llamadiff.judge.verdict import WRONG, Ruling, of_run, of_unjudged
-from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
+from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assemble
 from llamadiff.result.coverage import coverage_of
 from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.logits import Logits, compare_logits, logit_rows
@@ -63,18 +63,18 @@ def judge(
     started = time.perf_counter()
     graph = cache(graph or (lambda: model if model.by_graph else None))
     bench = Bench(model, baseline, how, graph)
-    study = _studied(bench, candidate, keep)
+    study = _study_candidate(bench, candidate, keep)
     stated, between = statistics_check(study.passes.findings)
     ran = time.perf_counter()
     diagnosis = (plugins.ask_first(lambda each: each.causes(bench, study)) if how.diagnose else None) or ()
-    judged = _judged(model, baseline, study, (*checks, *stated), diagnosis, how)
+    judged = _summarize(model, baseline, study, (*checks, *stated), diagnosis, how)
     judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
     judged = by_the_original(judged, original) if original is not None else judged
-    sides, ruling = _sides(model, baseline, study.assumed.trace), _ruling(judged)
+    sides, ruling = _sides(model, baseline, study.assumed.trace), _rule(judged)
     steps = next_steps(ruling.verdict, judged, sides.is_engine, between)
     steps = (*fitting, *(steps if judged.rows or not fitting else ()))
-    result = assembled(sides, judged, ruling, summarize(ruling.verdict, sides, judged), steps)
-    return result if how.gate is None else _gated(result, bench, study, how.gate)
+    result = assemble(sides, judged, ruling, summarize(ruling.verdict, sides, judged), steps)
+    return result if how.gate is None else _hold_to_gate(result, bench, study, how.gate)
 
 
 def _fit_to_compare(model: Runnable, baseline: Trace, candidate: Trace | None) -> Trace:
@@ -96,27 +96,27 @@ def _before_the_layers(
     if candidate is None:
         return None, given, ()
     n_tokens = len(baseline.info.tokens)
-    candidate, misfits = admitted(model, baseline, candidate)
+    candidate, misfits = drop_misshapen(model, baseline, candidate)
     checks = (*given, *preflight(model, baseline, candidate), *misfit_checks(model, misfits, n_tokens))
     return candidate, checks, steps_when_misfit(misfits, n_tokens)
 
 
-def _studied(bench: Bench, candidate: Trace | None, keep: Path | None) -> Study:
+def _study_candidate(bench: Bench, candidate: Trace | None, keep: Path | None) -> Study:
     """As many passes as it takes to tell what is a candidate's convention from what is wrong."""
     passes = run_passes(bench.model, bench.baseline, candidate, bench.how, keep)
     bench.baseline.wait()
     return infer_conventions(bench, candidate, passes)
 
 
-def _gated(result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison:
+def _hold_to_gate(result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison:
     """The result, held to the limits of a gate by a slice. Raises UserError for limits that nobody holds it to."""
-    held = plugins.ask_first(lambda each: each.gated(result, bench, study, gate))
+    held = plugins.ask_first(lambda each: each.hold_to_gate(result, bench, study, gate))
     if held is None and (gate.mean is not None or gate.p99 is not None):
         raise UserError("limits of the logits' KL: the slice that holds to them is missing; llamadiff doctor says why")
     return held or result
 
 
-def _judged(
+def _summarize(
     model: Runnable,
     baseline: Trace,
     study: Study,
@@ -147,17 +147,17 @@ def _judged(
         only_engine_read=tuple(sorted(model.weights.read - read)),
         free_tokens=passes.free_tokens,
         decoding=Decoding(len(model.dequantizer.trusted), tuple(sorted(model.dequantizer.refused))),
-        blamed=() if candidate is None else _blamed(passes),
+        blamed=() if candidate is None else _blamed_taps(passes),
     )
 
 
-def _blamed(passes: Passes) -> tuple[str, ...]:
+def _blamed_taps(passes: Passes) -> tuple[str, ...]:
     """The baseline's taps that are off on inputs which are all there: how much a span may err is not known of it."""
     found = ((finding.tap.name, finding.local.get("baseline")) for finding in passes.findings)
     return tuple(name for name, local in found if local and local.verdict == WRONG and not local.span)
 
 
-def _ruling(judged: Judged) -> Ruling:
+def _rule(judged: Judged) -> Ruling:
     """The worst of the taps and the checks, as far as enough was judged. Weights may be all that there is to judge.
 
     Where the baseline is off on its own inputs, nothing was compared with what is right.

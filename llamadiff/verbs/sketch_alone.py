@@ -13,7 +13,7 @@ from llamadiff.engines.run_spec import How
 from llamadiff.judge.run import run_passes
 from llamadiff.judge.sketching import at_most
 from llamadiff.judge.verdict import Ruling, of_unjudged
-from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
+from llamadiff.result.comparison import Comparison, Judged, Sides, assemble
 from llamadiff.result.coverage import coverage_of
 from llamadiff.result.message import Message
 from llamadiff.result.rows import Row, unjudged_row
@@ -33,11 +33,11 @@ def sketch_alone(model: Runnable, baseline: Trace, sides: Sides, how: How) -> Co
         rows=rows, missing=missing, coverage=coverage_of(rows, missing, baseline, wanted, (), how.partial),
         free_tokens=passes.free_tokens, timing={"engine_s": 0.0, "compare_s": 0.0},
     )  # fmt: skip
-    said = _said(rows, baseline.sketch.projections)
-    return assembled(sides, judged, Ruling(of_unjudged()), said, NEXT)
+    said = _drift_message(rows, baseline.sketch.projections)
+    return assemble(sides, judged, Ruling(of_unjudged()), said, NEXT)
 
 
-def _said(rows: Sequence[Row], projections: int) -> Message:
+def _drift_message(rows: Sequence[Row], projections: int) -> Message:
     """What the drifts come to: where the first is that rounding does not explain."""
     most = at_most(projections)
     limit = f"an estimate of {projections} projections a token is up to {most:.1f} times too large"

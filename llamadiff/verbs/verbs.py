@@ -23,13 +23,13 @@ from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
 from llamadiff.engines.own_graph import needed_graph, own_graph
 from llamadiff.engines.run_spec import USUAL, How, Run
-from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine, opened_for, running
+from llamadiff.engines.select import after_what_the_engine_said, capture_run, in_engine, opened_for, stream_run
 from llamadiff.judge.preflight.checks import check_same_run
 from llamadiff.judge.sketching import sketch_of
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.system.collisions import Named, refuse_collisions, saved
+from llamadiff.system.collisions import Named, refuse_collisions, saved_files
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import check_target, made_directory
 from llamadiff.system.progress import Progress
@@ -76,11 +76,11 @@ def compare(
     before. Raises UserError for whatever a user can mend.
     """
     started, run = time.perf_counter(), run_of(prompt)
-    refuse_collisions(compared_files(model, candidate, how.name_map), saved(save))
-    other = plugins.ask_first(lambda each: each.comparing(candidate, how))
+    refuse_collisions(compared_files(model, candidate, how.name_map), saved_files(save))
+    other = plugins.ask_first(lambda each: each.comparison_of(candidate, how))
     if other is not None:
         with child or Child(run.settings) as ready, _workplace(save) as folder:
-            return _timed(other(model, candidate, run, how, Path(folder), ready), started)
+            return _add_timing(other(model, candidate, run, how, Path(folder), ready), started)
     with child or Child(run.settings) as ready:  # gets ready while the model is opened
         ready.meanwhile.append(_get_ready_to_judge)
         ready.ahead(Request(str(model), settings=run.settings))
@@ -97,7 +97,7 @@ def compare(
             else:
                 how = replace(how, partial=how.partial or run.is_partial)
                 result = _judged_run(engine, request, brought, how, ready, keep, started)
-    return _timed(replace(result, engine=used), started)
+    return _add_timing(replace(result, engine=used), started)
 
 
 def _judged_run(
@@ -110,14 +110,14 @@ def _judged_run(
     """
     n_predict, place = request.n_predict, request.settings.place
     request = as_stated(request, brought.source.run if brought is not None else None)
-    with running(engine, request, how.progress, child) as ran:
+    with stream_run(engine, request, how.progress, child) as ran:
         model, baseline = ran
         n_prompt, trace = baseline.info.n_prefill, None
         if brought is not None:
-            trace = brought.loaded(model, baseline)
+            trace = brought.load_trace(model, baseline)
             model, baseline = _rerun_with_candidate_batches(trace, model, baseline, request, how.progress)
         capture_s = time.perf_counter() - started
-        from llamadiff.verbs.greedy import parting, with_parting
+        from llamadiff.verbs.greedy import find_parting, with_parting
         from llamadiff.verbs.judging import judge
 
         original = _original_behind(brought, model, how.progress)
@@ -126,7 +126,7 @@ def _judged_run(
         result = replace(result, timing={"capture_s": capture_s, **result.timing})
         if trace is None:
             return result
-        return with_parting(result, parting(baseline, trace, n_prompt, n_predict > 0, model.vocabulary.text))
+        return with_parting(result, find_parting(baseline, trace, n_prompt, n_predict > 0, model.vocabulary.text))
 
 
 def _graph_behind(
@@ -169,7 +169,7 @@ def _rerun_with_candidate_batches(
     if again is None:
         return engine, baseline
     baseline.wait()  # its file is written once more
-    return captured(engine, again, progress)
+    return capture_run(engine, again, progress)
 
 
 def _graph_alone(file: ModelFile, request: Request, how: How, child: Child, keep: Path | None) -> Comparison:
@@ -178,12 +178,12 @@ def _graph_alone(file: ModelFile, request: Request, how: How, child: Child, keep
     if keep is not None:
         from llamadiff.judge.run import run_passes
 
-        opened, baseline = captured(None, request, how.progress)
+        opened, baseline = capture_run(None, request, how.progress)
         run_passes(opened, baseline, None, how, keep)
     return result
 
 
-def _timed(result: Comparison, started: float) -> Comparison:
+def _add_timing(result: Comparison, started: float) -> Comparison:
     """A comparison that says how long all took."""
     timing = {"capture_s": 0.0, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, timing={**timing, "peak_rss_mb": peak_rss_mb()})
@@ -204,13 +204,13 @@ def check(
     from llamadiff.verbs.judging import judge
 
     started = time.perf_counter()
-    baseline, brought = _read(trace), read_candidate(candidate, how)
+    baseline, brought = _open_trace(trace), read_candidate(candidate, how)
     opened, used = opened_for(model, baseline, str(baseline.path or "the trace"), threads=threads)
-    own = brought.loaded(opened, baseline) if brought is not None else None
+    own = brought.load_trace(opened, baseline) if brought is not None else None
     if own is not None:
         _refuse_other_settings(baseline.info, own.info)
     graph = _graph_behind(opened, baseline, how.progress)
-    return _timed(replace(judge(opened, baseline, own, how, graph=graph), engine=used), started)
+    return _add_timing(replace(judge(opened, baseline, own, how, graph=graph), engine=used), started)
 
 
 def diff(
@@ -221,24 +221,24 @@ def diff(
 ) -> Comparison:
     """Two traces: drift alone, or with the model also the local errors of both."""
     started = time.perf_counter()
-    b, c = _read(baseline), _read(candidate)
+    b, c = _open_trace(baseline), _open_trace(candidate)
     if c.sketch is not None:
         raise UserError(f"{c.path}: is a sketch, which keeps no tensors; give it as the baseline")
     if model is not None:
-        return _timed(_judged_by(model, b, c, how), started)
+        return _add_timing(_judged_by(model, b, c, how), started)
     check_same_run(b, c)
     from llamadiff.verbs.drift_only import drift_only
 
-    return _timed(drift_only(b, c, how), started)
+    return _add_timing(drift_only(b, c, how), started)
 
 
-def _read(trace: str | Path | Trace) -> Trace:
+def _open_trace(trace: str | Path | Trace) -> Trace:
     return trace if isinstance(trace, Trace) else Trace.open(trace)
 
 
 def _judged_by(model: str | Path, baseline: Trace, candidate: Trace, how: How) -> Comparison:
     """Two traces, judged with the model; llama.cpp runs again what the candidate generated otherwise."""
-    from llamadiff.verbs.greedy import parting, with_parting
+    from llamadiff.verbs.greedy import find_parting, with_parting
     from llamadiff.verbs.judging import judge
 
     n_prompt, parted = baseline.info.n_prefill, answers_otherwise(baseline.info, candidate.info)
@@ -247,7 +247,7 @@ def _judged_by(model: str | Path, baseline: Trace, candidate: Trace, how: How) -
     opened, used = opened_for(model, baseline, "the baseline", how.progress)
     graph = _graph_behind(opened, baseline, how.progress)
     result = replace(judge(opened, baseline, candidate, how, graph=graph), engine=used)
-    return with_parting(result, parting(baseline, candidate, n_prompt, parted, opened.vocabulary.text))
+    return with_parting(result, find_parting(baseline, candidate, n_prompt, parted, opened.vocabulary.text))
 
 
 def _rerun_on_candidate_tokens(model: str | Path, baseline: Trace, candidate: Info, progress: Progress) -> Trace:
@@ -259,11 +259,11 @@ def _rerun_on_candidate_tokens(model: str | Path, baseline: Trace, candidate: In
     check_same_model(baseline.info.model, file.sha256, "the baseline")
     engine, _ = in_engine(file)
     with scratch_directory() as folder:
-        run = Run(tokens=candidate.tokens, settings=Settings.stated(producer.get("settings")))
+        run = Run(tokens=candidate.tokens, settings=Settings.from_stated(producer.get("settings")))
         request = request_for(engine or file, run, Path(folder) / "baseline.safetensors")
         n = baseline.info.n_prefill
         stated = candidate if len(candidate.edges) > 2 else replace(candidate, n_prefill=n)
-        return captured(engine, as_stated(request, stated), progress)[1]
+        return capture_run(engine, as_stated(request, stated), progress)[1]
 
 
 def record_nodes(model: str | Path, run: Run, output: Path, how: How = USUAL) -> int:
@@ -292,7 +292,7 @@ def record(
         engine, used = in_engine(file)
         request = replace(request_for(engine or file, run, place), keep_graph=own_graph() is not None)
         with after_what_the_engine_said(file, used) if engine is None else nullcontext():
-            opened, trace = captured(engine, request, how.progress, child)
+            opened, trace = capture_run(engine, request, how.progress, child)
         from llamadiff.verbs.judging import judge
 
         judged = replace(judge(opened, trace, None, replace(how, diagnose=False)), engine=used)

@@ -59,10 +59,10 @@ def side_by_side(work: Callable[[Given], Made], things: Sequence[Given], process
                     raise UserError("a process that worked beside this one was killed, perhaps for want of memory; "
                                     "with --jobs 1 there is only one")  # fmt: skip
                 early[other] = answer
-            yield _made(early.pop(number))
+            yield _unwrap(early.pop(number))
 
 
-def surviving(
+def map_surviving(
     work: Callable[[Given], Made], things: Sequence[Given], processes: int, attempts: int = 3
 ) -> Iterator[tuple[Given, Made | Died]]:
     """Each thing with what ``work`` makes of it, in whatever order it is there, though processes may die.
@@ -72,10 +72,10 @@ def surviving(
     """
     with closing(_answers(work, things, processes, attempts)) as answers:
         for number, answer in answers:
-            yield things[number], answer if isinstance(answer, Died) else _made(answer)
+            yield things[number], answer if isinstance(answer, Died) else _unwrap(answer)
 
 
-def _made(answer: Made | _Raised) -> Made:
+def _unwrap(answer: Made | _Raised) -> Made:
     if isinstance(answer, _Raised):
         raise answer.error
     return answer

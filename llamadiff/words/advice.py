@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from llamadiff.judge.verdict import UNCHECKED, WRONG, is_right
 from llamadiff.result.comparison import Judged
 from llamadiff.result.diagnosis import Diagnosis
-from llamadiff.result.rows import Row, leading, stem
+from llamadiff.result.rows import Row, leading_row, stem
 from llamadiff.words import diagnosis_text, unjudged
 
 _ALONE = "each is judged by itself then"
@@ -24,7 +24,7 @@ def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[
     """
     rows, diagnosis = judged.rows, judged.diagnosis
     wrong = [row for row in rows if row.verdict == WRONG]
-    first = leading(wrong, diagnosis)
+    first = leading_row(wrong, diagnosis)
     if first is None and between:
         return (f"{_narrow_down(between, rows)}; as whole tensors (llamadiff writer LANGUAGE), not as statistics",)
     if first is None and judged.blamed:

@@ -9,7 +9,7 @@ from llamadiff.judge.fact import ANSWERS, Fact
 from llamadiff.judge.verdict import NOISE, WRONG, is_right
 from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.message import Message
-from llamadiff.result.rows import Row, is_slight, leading, stem
+from llamadiff.result.rows import Row, is_slight, leading_row, stem
 from llamadiff.words import diagnosis_text as say
 from llamadiff.words import unjudged
 
@@ -31,7 +31,7 @@ def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subje
     ``gaps``: not every tap was recorded.
     """
     wrong = [row for row in rows if row.verdict == WRONG]
-    first = leading(wrong, diagnosis)
+    first = leading_row(wrong, diagnosis)
     assert first is not None
     records = [row for row in wrong if row.misrecorded]
     others = [row for row in wrong if row is not first and row not in records]
@@ -47,10 +47,10 @@ def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subje
     if why is not None and why.known:
         also = list(_other_causes([d for d in diagnosis if d is not why], rows, why))
         return Message(subject + headline(why, rows), tuple(proof(why, rows))).plus(*also, *ends)
-    return _unlisted(first, others, [row.tap for row in slight], diagnosis, subject, rows).plus(*ends)
+    return _unlisted_message(first, others, [row.tap for row in slight], diagnosis, subject, rows).plus(*ends)
 
 
-def _unlisted(
+def _unlisted_message(
     first: Row, others: Sequence[Row], slight: Sequence[str], diagnosis: Sequence[Diagnosis], subject: str,
     rows: Sequence[Row],
 ) -> Message:  # fmt: skip
@@ -59,9 +59,9 @@ def _unlisted(
     named = {*slight}.union(*(d.taps for d in known))
     same = [row for row in (first, *others) if row.layer is not None and stem(row.tap) == stem(first.tap)]
     if first.span:  # of a span, another layer's may tell more
-        first = next((row for row in (first, *same) if any(_told(row, _why(row, diagnosis)))), first)
+        first = next((row for row in (first, *same) if any(_facts_of(row, _why(row, diagnosis)))), first)
     why = _why(first, diagnosis)
-    told = next(_told(first, why), None)
+    told = next(_facts_of(first, why), None)
     unnamed = [row for row in others if row.tap not in named and row not in same]
     found = [(row, _likeness(told, row, _why(row, diagnosis))) for row in (*same, *unnamed)]
     varies = any(how == OTHER_VALUES for row, how in found if row in same)
@@ -75,7 +75,7 @@ def _likeness(told: Fact | None, row: Row, d: Diagnosis | None) -> str:
     """Whether what is told of the first tap is read in another one: in the same words, or with other numbers."""
     if told is None or not _is_read(row, d):
         return UNREAD
-    facts = list(_told(row, d))
+    facts = list(_facts_of(row, d))
     if any(_words(fact) == _words(told) for fact in facts):
         return ALIKE
     if any(fact.kind == told.kind for fact in facts):
@@ -138,7 +138,7 @@ def headline(d: Diagnosis, rows: Sequence[Row]) -> str:
     return f"{place(row)}: {'; '.join([*_read_back(d.tap, d), say.nearest(d)])}"
 
 
-def _told(row: Row, d: Diagnosis | None) -> Iterator[Fact]:
+def _facts_of(row: Row, d: Diagnosis | None) -> Iterator[Fact]:
     """What a wrong tap holds instead, or what its op did: read back, or seen in its values."""
     yield from (d.read.get(row.tap, ()) if d is not None else ())
     yield from (fact for fact in (row.local.facts if row.local is not None else ()) if fact.kind in ANSWERS)

@@ -15,7 +15,7 @@ _FEW_PARTS = 6  # of a list of layers
 
 def clause(d: Diagnosis) -> str:
     """What the op does, without its subject; alternatives that the model cannot tell apart joined by "or"."""
-    said = list(dict.fromkeys(_said(cause) for cause in d.causes))
+    said = list(dict.fromkeys(_cause_text(cause) for cause in d.causes))
     if len(said) == 1:
         return said[0]
     numbered = [f"({number}) {text}" for number, text in enumerate(said[:4], 1)]
@@ -24,17 +24,17 @@ def clause(d: Diagnosis) -> str:
 
 def likeliest(d: Diagnosis) -> str:
     """What the op does, of several alternatives the first."""
-    return _said(d.causes[0])
+    return _cause_text(d.causes[0])
 
 
 def alternatives(d: Diagnosis) -> Iterator[str]:
     """What else the op may do, where the model cannot tell it apart."""
-    _first, *others = dict.fromkeys(_said(cause) for cause in d.causes)
+    _first, *others = dict.fromkeys(_cause_text(cause) for cause in d.causes)
     if others:
         yield f"or it {', or '.join(others[:3])}: this model cannot tell them apart"
 
 
-def _said(cause: Cause) -> str:
+def _cause_text(cause: Cause) -> str:
     return cause.says if cause.at is None else f"{cause.says} (at {cause.at})"
 
 

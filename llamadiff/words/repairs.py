@@ -68,8 +68,10 @@ def repairs_of(c: Comparison, command: Sequence[str] = ()) -> tuple[Repair, ...]
     rows = {row.tap: row for row in c.rows}
     mistakes = [d for d in c.diagnosis if not d.harmless and d.tap in rows]
     named = {tap for d in mistakes for tap in d.taps}
-    found = [_explained(d, rows[d.tap], c, command) for d in mistakes]
-    found += [_unexplained(group, c, command) for group in _alike(row for row in c.wrong if row.tap not in named)]
+    found = [_explained_repair(d, rows[d.tap], c, command) for d in mistakes]
+    found += [
+        _unexplained_repair(group, c, command) for group in _alike(row for row in c.wrong if row.tap not in named)
+    ]
     order = list(rows)
     return tuple(sorted(found, key=lambda repair: order.index(repair.tap)))
 
@@ -82,7 +84,7 @@ def _alike(rows: Iterator[Row]) -> list[list[Row]]:
     return list(kinds.values())
 
 
-def _explained(d: Diagnosis, row: Row, c: Comparison, command: Sequence[str]) -> Repair:
+def _explained_repair(d: Diagnosis, row: Row, c: Comparison, command: Sequence[str]) -> Repair:
     confidence = _confidence(d)
     causes = d.causes or d.nearest
     ids = tuple(dict.fromkeys(name for cause in causes for name in cause.name.split(" + ")))
@@ -91,7 +93,7 @@ def _explained(d: Diagnosis, row: Row, c: Comparison, command: Sequence[str]) ->
         nmse=causes[0].nmse if causes else None, says=headline(d, c.rows),
         fix=diagnosis_text.fix(d) if d.known else None,
         place=_place(row, tuple(d.taps), c), explain=("llamadiff", "explain", ids[0]) if ids else None,
-        settle=_settling(confidence, row, c, command),
+        settle=_settling_step(confidence, row, c, command),
     )  # fmt: skip
 
 
@@ -103,7 +105,7 @@ def _confidence(d: Diagnosis) -> str:
     return NEAREST if d.nearest else PLACE
 
 
-def _unexplained(rows: Sequence[Row], c: Comparison, command: Sequence[str]) -> Repair:
+def _unexplained_repair(rows: Sequence[Row], c: Comparison, command: Sequence[str]) -> Repair:
     """Wrong taps of one kind that nothing explains."""
     first = rows[0]
     facts = [fact.says for fact in first.local.facts] if first.local is not None else []
@@ -111,7 +113,7 @@ def _unexplained(rows: Sequence[Row], c: Comparison, command: Sequence[str]) -> 
     return Repair(
         tap=first.tap, taps=names, id=None, ids=(), confidence=PLACE, nmse=None,
         says=f"{first.tap} is wrong on the inputs it was given{': ' if facts else ''}{'; '.join(facts)}", fix=None,
-        place=_place(first, names, c), settle=_settling(PLACE, first, c, command),
+        place=_place(first, names, c), settle=_settling_step(PLACE, first, c, command),
     )  # fmt: skip
 
 
@@ -128,7 +130,7 @@ def _place(row: Row, names: Sequence[str], c: Comparison) -> Place:
     )  # fmt: skip
 
 
-def _settling(confidence: str, row: Row, c: Comparison, command: Sequence[str]) -> Settling | None:
+def _settling_step(confidence: str, row: Row, c: Comparison, command: Sequence[str]) -> Settling | None:
     """What to run next; nothing where a replay has settled it."""
     if confidence == REPLAYED or not command:
         return None

@@ -24,24 +24,24 @@ _FEW_WAYS = 2  # of computing, that are told
 
 def summarize(verdict: str, sides: Sides, judged: Judged) -> Message:
     """Which op is wrong since which layer, or that none is and how much noise there is."""
-    said = _found(verdict, sides, judged)
+    said = _found_message(verdict, sides, judged)
     failed = [check for check in judged.preflight if check.verdict == WRONG]
     if failed:
-        said = said.under(_before_the_layers(failed))
+        said = said.with_headline(_before_the_layers(failed))
     return said.plus(
         *_decode_steps(judged.rows, sides),
         *_unread(judged.only_engine_read, sides.baseline),
         *_unsure(judged.preflight),
-        *(_stated(judged.preflight) if judged.rows else ()),
+        *(_stated_lines(judged.preflight) if judged.rows else ()),
         *judged.notes,
-        *_ignored(judged),
+        *_ignored_lines(judged),
     )
 
 
-def _found(verdict: str, sides: Sides, judged: Judged) -> Message:
+def _found_message(verdict: str, sides: Sides, judged: Judged) -> Message:
     """What the taps say; of a candidate without taps, what its shapes, statistics or weights say."""
     checks = judged.preflight
-    weights, stated = [check for check in checks if check.name.startswith(WEIGHTS)], _stated(checks)
+    weights, stated = [check for check in checks if check.name.startswith(WEIGHTS)], _stated_lines(checks)
     if not judged.rows and any(check.name == SHAPES for check in checks):
         return Message("nothing else could be judged", tuple(stated))
     if not judged.rows and stated:
@@ -51,20 +51,20 @@ def _found(verdict: str, sides: Sides, judged: Judged) -> Message:
     return _judgement(verdict, sides, judged)
 
 
-def _ignored(judged: Judged) -> Iterator[str]:
+def _ignored_lines(judged: Judged) -> Iterator[str]:
     """The tensors that stand for nothing."""
     if judged.coverage is not None:
-        yield from unjudged.ignored(judged.coverage, len(judged.rows), by_value=bool(judged.found_map))
+        yield from unjudged.ignored_lines(judged.coverage, len(judged.rows), by_value=bool(judged.found_map))
 
 
-def _stated(checks: Sequence[Check]) -> list[str]:
+def _stated_lines(checks: Sequence[Check]) -> list[str]:
     return [check.found for check in checks if check.name == STATISTICS]
 
 
 def _before_the_layers(failed: Sequence[Check]) -> str:
     more = ""
     if len(failed) > 1:
-        more = f" (and {_counted(len(failed) - 1, 'more check')} {'fails' if len(failed) == 2 else 'fail'})"
+        more = f" (and {_count(len(failed) - 1, 'more check')} {'fails' if len(failed) == 2 else 'fail'})"
     return f"before any layer, {failed[0].name}: {failed[0].found}{more}"
 
 
@@ -93,7 +93,7 @@ def _weights_alone(whose: str, weights: Sequence[Check]) -> str:
     return f"{part} that {whose} dumped {'is' if min(right, count) <= 1 else 'are'} the file's, and it recorded no tap"
 
 
-def _counted(count: int, what: str) -> str:
+def _count(count: int, what: str) -> str:
     return f"{count} {what}{'s' if count != 1 else ''}"
 
 
@@ -120,23 +120,23 @@ def _judgement(verdict: str, sides: Sides, judged: Judged) -> Message:
     rows, diagnosis, gaps = judged.rows, judged.diagnosis, bool(judged.missing)
     baseline, is_engine = sides.baseline, sides.is_engine
     whose = str(baseline.get("name")) if is_engine else _name(sides.candidate)
-    also = [_off(judged.blamed, baseline)] if judged.blamed else []
+    also = [_off_text(judged.blamed, baseline)] if judged.blamed else []
     if any(row.verdict == WRONG for row in rows):
         mistakes = [d for d in diagnosis if not d.harmless]
         return blame(rows, mistakes, whose, f"{_possessive(whose)} " if is_engine else "", gaps).plus(*also)
     if any(unjudged.has_open_places(row) for row in rows):
         return unjudged.unjudgeable(whose, str(baseline.get("name")), rows).plus(*also)
     if judged.blamed:
-        right = _right(whose, rows, gaps) if rows else unchecked(whose, rows, gaps, judged.coverage)
-        return Message(_off(judged.blamed, baseline), (right.headline, *right.clauses))
+        right = _right(whose, rows, gaps) if rows else unchecked_message(whose, rows, gaps, judged.coverage)
+        return Message(_off_text(judged.blamed, baseline), (right.headline, *right.clauses))
     if verdict == UNCHECKED or not rows:
-        return unchecked(whose, rows, gaps, judged.coverage)
+        return unchecked_message(whose, rows, gaps, judged.coverage)
     ways = [f"it {diagnosis_text.clause(d)}" for d in diagnosis if d.harmless][:_FEW_WAYS]
     own = judged.manner.clauses() if judged.manner is not None else ()
-    return _right(whose, rows, gaps).plus(*own, *ways, *_hidden(rows), _drift(rows, is_engine))
+    return _right(whose, rows, gaps).plus(*own, *ways, *_hidden_lines(rows), _drift(rows, is_engine))
 
 
-def _hidden(rows: Sequence[Row]) -> Iterator[str]:
+def _hidden_lines(rows: Sequence[Row]) -> Iterator[str]:
     """How large a mistake the noise could hide, where there is any."""
     noisy = [row for row in rows if row.verdict == NOISE and row.local is not None]
     if noisy:
@@ -149,7 +149,7 @@ def _is_wrong(local: Any) -> bool:
     return local is not None and local.verdict == WRONG
 
 
-def _off(blamed: Sequence[str], baseline: Mapping[str, Any]) -> str:
+def _off_text(blamed: Sequence[str], baseline: Mapping[str, Any]) -> str:
     more = f", and so are {len(blamed) - 1} more of its taps" if len(blamed) > 1 else ""
     return f"{_possessive(str(baseline.get('name')))} {blamed[0]} is off on its own inputs{more}"
 
@@ -163,7 +163,7 @@ def _right(whose: str, rows: Sequence[Row], gaps: bool) -> Message:
     noisy = sum(row.verdict == NOISE for row in rows)
     subject = f"what was recorded of {whose}" if gaps else f"every op of {whose}"
     noise = f", {noisy} of them noise" if noisy else ""
-    clause = f"{_counted(len(judged), 'tap')} judged{noise}, {_worst(judged)}"
+    clause = f"{_count(len(judged), 'tap')} judged{noise}, {_worst(judged)}"
     return Message(f"{subject} is {quality(rows)} on the inputs it was given", (clause,))
 
 
@@ -179,7 +179,7 @@ def _right_so_far(whose: str, rows: Sequence[Row], coverage: Coverage) -> Messag
     judged = [row for row in rows if row.local is not None]
     part = f"{coverage.judged} of {coverage.taps} taps"
     said = f"{whose} is {quality(judged)} as far as it was recorded: {part}"
-    return Message(said, (_worst(judged), unjudged.lacking(rows, coverage)))
+    return Message(said, (_worst(judged), unjudged.name_unjudged(rows, coverage)))
 
 
 def _drift(rows: Sequence[Row], is_engine: bool) -> str:
@@ -199,7 +199,7 @@ def _drift(rows: Sequence[Row], is_engine: bool) -> str:
     return f"{last.tap} drifts {last.drift.nmse:.1e} from {against}, {explained} what rounding in products explains"
 
 
-def unchecked(whose: str, rows: Sequence[Row], gaps: bool = False, coverage: Coverage | None = None) -> Message:
+def unchecked_message(whose: str, rows: Sequence[Row], gaps: bool = False, coverage: Coverage | None = None) -> Message:
     """That nothing was found wrong, and why that does not say that all is right."""
     if not rows:
         return Message(f"nothing could be judged: {whose} recorded no tap of this model")
@@ -207,13 +207,13 @@ def unchecked(whose: str, rows: Sequence[Row], gaps: bool = False, coverage: Cov
     if differing and differing[0].local is not None and differing[0].local.unclear:
         return unjudged.unclear(whose, differing)
     if differing:
-        return Message(_differing(differing), ("give --model to learn which op is wrong",))
+        return Message(_first_differing(differing), ("give --model to learn which op is wrong",))
     if coverage is not None and not coverage.is_enough:
         return _right_so_far(whose, rows, coverage)
     return _right(whose, rows, gaps)
 
 
-def _differing(rows: Sequence[Row]) -> str:
+def _first_differing(rows: Sequence[Row]) -> str:
     """The first of the taps that differ; without a model nobody knows more."""
     first = rows[0]
     sound = first.candidate is None or not (first.candidate.nan or first.candidate.inf)

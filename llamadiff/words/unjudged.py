@@ -17,7 +17,7 @@ FEW = 4
 ATTENTION = ("kq", "kqv")  # how taps begin that are computed from a cache
 
 
-def ignored(coverage: Coverage, n_rows: int, by_value: bool) -> Iterator[str]:
+def ignored_lines(coverage: Coverage, n_rows: int, by_value: bool) -> Iterator[str]:
     """How many tensors stand for nothing, the first of them, and what they may be meant as; ``by_value``: whatever they
     are called, no tap is told by their values.
     """
@@ -31,7 +31,7 @@ def ignored(coverage: Coverage, n_rows: int, by_value: bool) -> Iterator[str]:
     yield f"{count} of its {count + n_rows} tensors {verb} ignored, {why}: {named}{more}"
 
 
-def lacking(rows: Sequence[Row], coverage: Coverage) -> str:
+def name_unjudged(rows: Sequence[Row], coverage: Coverage) -> str:
     """That a run was not judged to its end."""
     end = f"the logits ({coverage.end})" if coverage.end == LOGITS else coverage.end
     if any(row.tap == coverage.end for row in rows):
@@ -86,7 +86,7 @@ def unjudgeable(whose: str, baseline: str, rows: Sequence[Row]) -> Message:
     """That no finite values are right somewhere, though nothing is wrong: who has them, and what that leaves open."""
     first, *after = [row for row in rows if has_open_places(row)]
     assert first.local is not None
-    others = f", nor can {_counted(len(after))} after it" if after else ""
+    others = f", nor can {_count_taps(len(after))} after it" if after else ""
     right = sum(is_right(row.verdict) for row in rows)
     both = whose != baseline and first.baseline is not None and (first.baseline.nan or first.baseline.inf)
     said = Message(
@@ -142,7 +142,7 @@ def _in_tokens(local: Local) -> str:
     return f" in {len(tokens)} of {count} tokens, from {tokens[0]} on"
 
 
-def _counted(count: int) -> str:
+def _count_taps(count: int) -> str:
     return f"{count} tap{'s' if count > 1 else ''}"
 
 

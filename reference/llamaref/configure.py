@@ -25,7 +25,7 @@ def read_config(fields: Mapping[str, Any]) -> Config:
     traits: Traits = module.TRAITS
     refuse_unknown(architecture, traits, fields)
     read = Reader(architecture, fields)
-    config = _shared(read, traits)
+    config = _read_shared(read, traits)
     if hasattr(module, "configure"):
         config = module.configure(config, read)
     _check(config)
@@ -34,7 +34,7 @@ def read_config(fields: Mapping[str, Any]) -> Config:
     return config
 
 
-def _shared(read: Reader, traits: Traits) -> Config:
+def _read_shared(read: Reader, traits: Traits) -> Config:
     """What every architecture reads, and reads alike."""
     n_embd = read.count("embedding_length")
     n_head = read.count("attention.head_count", None if traits.has("ATTENTION") else 1)

@@ -48,11 +48,11 @@ class Tap:
         """
         return arrays
 
-    def multiplied(self, product: WeightProduct) -> Array:
+    def multiply(self, product: WeightProduct) -> Array:
         """A product by a weight, [b, t, out]: ``product.compute()``, or what is known to be that."""
         return product.compute()
 
-    def summed(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
+    def accumulate(self, y: Array, kind: str, parts: Matrices, start: int = 0, by_row: bool = False) -> Array:
         """A product as the arithmetic under study would add it, of operands that ``operands`` gave for this ``kind``.
 
         Rows of its ``parts`` are tokens from the ``start``-th on, or by themselves (``by_row``).
@@ -63,11 +63,11 @@ class Tap:
         """A product before its bias is added: an arithmetic may round it there."""
         return y
 
-    def stored(self, kind: str, x: Array) -> Array:
+    def store(self, kind: str, x: Array) -> Array:
         """K or V rows on their way into the cache (``cache_k``, ``cache_v``)."""
         return x
 
-    def wanted(self, name: str) -> bool:
+    def is_wanted(self, name: str) -> bool:
         """Whether a tap of attention scores is wanted; if not, those of a long prompt are never made whole."""
         return False
 
@@ -260,14 +260,14 @@ class Engine:
         x, *sums = tap.operands(kind, x)
 
         def compute() -> Array:
-            y = tap.summed(self.w.product(weight, x, *sums), kind, sums_.by_weight(self.w, weight, x))
+            y = tap.accumulate(self.w.product(weight, x, *sums), kind, sums_.by_weight(self.w, weight, x))
             if bias is not None and ".ffn_" in name:
                 y = tap.product(y) + bias
             if scale is not None:
                 y = y * scale
             return y if bias is None or ".ffn_" in name else tap.product(y) + bias
 
-        return tap.multiplied(WeightProduct(compute, self.w, weight, x, sums[0] if sums else None, scale, bias))
+        return tap.multiply(WeightProduct(compute, self.w, weight, x, sums[0] if sums else None, scale, bias))
 
     def scale(self, name: str) -> Array | None:
         """``name``.scale, if the file has it and the architecture asks for it."""
@@ -304,7 +304,7 @@ class Engine:
         kind = self.w.type(f"{name}.weight")
         x, chosen, *sums = tap.operands(kind, np.broadcast_to(x, (*chosen.shape, x.shape[-1])), chosen)
         out = self.w.experts(f"{name}.weight", x, chosen, *sums)
-        out = tap.summed(out, kind, sums_.by_experts(self.w, f"{name}.weight", x, chosen), by_row=True)
+        out = tap.accumulate(out, kind, sums_.by_experts(self.w, f"{name}.weight", x, chosen), by_row=True)
         scale, bias = self.scale(name), self._optional(f"{name}.bias")  # [expert], [expert * out]
         out = out if scale is None else out * scale[chosen][..., None]
         return out if bias is None else tap.product(out) + bias.reshape(-1, out.shape[-1])[chosen]
@@ -330,13 +330,13 @@ class Engine:
     ) -> Array:
         """Causal attention of layer i over the cache: q [b, t, h, d], k and v [b, t, k, d] -> [b, t, h*d]."""
         tap = step.tap
-        keys, values = step.cache.append(i, tap.stored("cache_k", k), tap.stored("cache_v", v))
+        keys, values = step.cache.append(i, tap.store("cache_k", k), tap.store("cache_v", v))
         keys, values = tap(f"kv_k-{i}", keys), tap(f"kv_v-{i}", values)  # [b, s, k, d]
         q, keys = tap.operands("cache_k", q, keys)
         many = q.shape[0] * q.shape[1] * q.shape[2] * keys.shape[1] > SCORES
-        if many and not any(tap.wanted(f"{word}-{i}") for word in ("kq", "kq_soft_max")):
+        if many and not any(tap.is_wanted(f"{word}-{i}") for word in ("kq", "kq_soft_max")):
             of_many = partial(self._probabilities, self.ops.causal_softmax_of_many, **scoring)
-            return tap(f"kqv_out-{i}", self._attended(q, keys, values, step, of_many))
+            return tap(f"kqv_out-{i}", self._attend(q, keys, values, step, of_many))
         scores = tap(f"kq-{i}", self.scores(q, keys, tap))  # [b, h, t, s]
         probs = self._probabilities(self.ops.causal_softmax, scores, step.positions, step.key_positions, **scoring)
         probs = tap(f"kq_soft_max-{i}", probs)  # [b, h, t, s]
@@ -345,11 +345,13 @@ class Engine:
 
     def scores(self, q: Array, keys: Array, tap: Tap, start: int = 0) -> Array:
         """Raw scores of queries from the ``start``-th on: [b, t, h, d], [b, s, k, d] -> [b, h, t, s]."""
-        return tap.summed(self.ops.attention_scores(q, keys), "cache_k", sums_.of_scores(q, keys), start)
+        return tap.accumulate(self.ops.attention_scores(q, keys), "cache_k", sums_.of_scores(q, keys), start)
 
     def values(self, probs: Array, values: Array, tap: Tap, start: int = 0) -> Array:
         """Weighted sums of values for queries from the ``start``-th on: [b, h, t, s], [b, s, k, d] -> [b, t, h*d]."""
-        return tap.summed(self.ops.attention_values(probs, values), "cache_v", sums_.of_values(probs, values), start)
+        return tap.accumulate(
+            self.ops.attention_values(probs, values), "cache_v", sums_.of_values(probs, values), start
+        )
 
     def _probabilities(
         self,
@@ -366,12 +368,12 @@ class Engine:
         if cap:
             scores = self.ops.softcap(scores, cap)
         if window:
-            scores = self.ops.windowed(scores, window, positions, key_positions)
+            scores = self.ops.mask_window(scores, window, positions, key_positions)
         scale = 1.0 / np.sqrt(self.config.head_k) if scale is None else scale
         beside = () if sinks is None else (sinks,)
         return np.asarray(softmax(scores, scale, positions, key_positions, *beside))
 
-    def _attended(self, q: Array, keys: Array, values: Array, step: Step, probabilities: Callable[..., Array]) -> Array:
+    def _attend(self, q: Array, keys: Array, values: Array, step: Step, probabilities: Callable[..., Array]) -> Array:
         """Attention some queries at a time, over the keys that they can see: [b, t, h, d] -> [b, t, h*d]."""
         b, t, h, _ = q.shape
         out = np.empty((b, t, h * values.shape[-1]), q.dtype)
@@ -403,7 +405,7 @@ class Engine:
         kind = self.w.type(f"{name}.weight")
         x, *sums = tap.operands(kind, x)
         y = self.w.heads(f"{name}.weight", x, *sums)
-        return tap.summed(y, kind, sums_.by_heads(self.w, f"{name}.weight", x))
+        return tap.accumulate(y, kind, sums_.by_heads(self.w, f"{name}.weight", x))
 
     def conv(self, x: Array, i: int, step: Step) -> Array:
         """The causal convolution of layer i with its bias, over this pass's tokens and the last before: [b, t, c]."""

@@ -82,14 +82,14 @@ def _same(value: Any, expected: Any) -> bool:
     return bool(value == expected)
 
 
-def implemented(traits: Traits) -> frozenset[str]:
+def implemented_keys(traits: Traits) -> frozenset[str]:
     """The keys that are read for an architecture."""
     return IMPLEMENTED | set(traits.keys.split()) | (WINDOW if traits.windows is not None else frozenset())
 
 
 def refuse_unknown(architecture: str, traits: Traits, fields: Mapping[str, Any]) -> None:
     """Raise ModelError naming every key of ``architecture`` that may change the result and is not implemented."""
-    prefix, known = f"{architecture}.", implemented(traits) | DESCRIPTIVE | WINDOW_TWINS
+    prefix, known = f"{architecture}.", implemented_keys(traits) | DESCRIPTIVE | WINDOW_TWINS
     unknown = []
     for name, value in fields.items():
         key = name.removeprefix(prefix)

@@ -197,7 +197,7 @@ def softcap(x: Array, cap: float) -> Array:
     return by_rows(lambda rows: np.tanh(rows * (1 / cap)) * cap, x)
 
 
-def windowed(scores: Array, window: int, query_positions: Array, key_positions: Array) -> Array:
+def mask_window(scores: Array, window: int, query_positions: Array, key_positions: Array) -> Array:
     """Scores without those of keys that are ``window`` or more positions back. [b, h, t, s] -> the same."""
     hidden = query_positions[:, None] - key_positions[None, :] >= window  # [t, s]
     return np.asarray(np.where(hidden, -np.inf, scores), scores.dtype)
@@ -269,7 +269,7 @@ def best_groups(probs: Array, n_group: int, used: int) -> Array:
     return np.where(kept[..., None], grouped, -np.inf).reshape(probs.shape).astype(probs.dtype)
 
 
-def normalized(weights: Array) -> Array:
+def normalize_weights(weights: Array) -> Array:
     """Router weights made to sum to one; the sum is at least float16's smallest normal (llama.cpp, build_moe_ffn)."""
     total = weights.sum(axis=-1, keepdims=True)
     return np.asarray(weights / np.maximum(total, np.asarray(2.0**-14, weights.dtype)))

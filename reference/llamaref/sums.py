@@ -51,14 +51,14 @@ Matrices = Callable[[int], Iterator[Matrix]]  # those of one run of the batch
 
 def by_weight(w: Weights, name: str, x: Array) -> Matrices:
     """x [b, t, in] -> [b, t, out]."""
-    return lambda run: iter([Matrix(w.stored(name), x[run], ...)])
+    return lambda run: iter([Matrix(w.read_raw(name), x[run], ...)])
 
 
 def by_heads(w: Weights, name: str, x: Array) -> Matrices:
     """Each head by a matrix of its own: x [b, h, t, in] -> [b, h, t, out]."""
 
     def of(run: int) -> Iterator[Matrix]:
-        stored = w.stored(name).reshape(x.shape[1], -1, x.shape[-1])
+        stored = w.read_raw(name).reshape(x.shape[1], -1, x.shape[-1])
         return (Matrix(stored[head], x[run, head], head) for head in range(x.shape[1]))
 
     return of
@@ -70,7 +70,7 @@ def by_experts(w: Weights, name: str, x: Array, chosen: Array) -> Matrices:
     def of(run: int) -> Iterator[Matrix]:
         for expert in np.unique(chosen[run]):
             mine = np.nonzero(chosen[run] == expert)
-            yield Matrix(w.stored(name)[expert], x[run][mine], mine)
+            yield Matrix(w.read_raw(name)[expert], x[run][mine], mine)
 
     return of
 

@@ -73,7 +73,7 @@ class Weights:
         """A small tensor whole: norms, biases, scales -> [size]."""
         tensor = self._tensor(name)
         self.read.add(name)
-        values = _dequantized(name, tensor.data, tensor.tensor_type).reshape(-1)
+        values = _dequantize(name, tensor.data, tensor.tensor_type).reshape(-1)
         if size is not None and values.size != size:
             raise ModelError(f"{name}: {values.size} values where the metadata implies {size}")
         return values.astype(self.dtype, copy=False)
@@ -82,10 +82,10 @@ class Weights:
         """Chosen rows of a matrix [n, in]: only they are dequantized; whole numbers stay such."""
         tensor = self._tensor(name)
         self.read.add(name)
-        values = _dequantized(name, tensor.data[indices], tensor.tensor_type)
+        values = _dequantize(name, tensor.data[indices], tensor.tensor_type)
         return values if values.dtype.kind == "i" else values.astype(self.dtype, copy=False)
 
-    def stored(self, name: str, rows: Any = slice(None)) -> Array:
+    def read_raw(self, name: str, rows: Any = slice(None)) -> Array:
         """Rows of a tensor as the file keeps them, undecoded: floats, or bytes of blocks (``read`` is not told)."""
         return np.asarray(self._tensor(name).data[rows])
 
@@ -98,13 +98,13 @@ class Weights:
             return None
         return np.frombuffer(file, data.dtype, data.size, start).reshape(data.shape)
 
-    def decoded(self, name: str, data: Array) -> Array:
+    def decode_rows(self, name: str, data: Array) -> Array:
         """Floats of rows that the file could keep for a tensor: its type's decoding of any bytes."""
-        return _dequantized(name, data, self._tensor(name).tensor_type).astype(np.float32, copy=False)
+        return _dequantize(name, data, self._tensor(name).tensor_type).astype(np.float32, copy=False)
 
     def whole(self, name: str) -> Array:
         """A tensor whole, float32: for comparing weights, not for running them (``read`` is not told)."""
-        return self.decoded(name, self.stored(name))
+        return self.decode_rows(name, self.read_raw(name))
 
     def by_blocks(
         self,
@@ -123,7 +123,7 @@ class Weights:
         """
         kind, data = self._tensor(name).tensor_type, self._matrix(name, expert, rows)
         self.read.add(name)
-        decode = decode or self.decoder(name) or partial(_dequantized, name, kind=kind)
+        decode = decode or self.decoder(name) or partial(_dequantize, name, kind=kind)
         step = max(1, BLOCK_WEIGHTS // self.shape(name)[-1])
 
         def of(start: int) -> Made:
@@ -229,20 +229,20 @@ def type_number(kind: str) -> int:
     return int(gguf.GGMLQuantizationType[kind.upper()])
 
 
-def requantized(kind: str, x: Array) -> Array:
+def requantize(kind: str, x: Array) -> Array:
     """Values through the blocks of a type, as gguf-py makes them and reads them back."""
     rows = np.ascontiguousarray(x, np.float32).reshape(1, -1)
-    return np.asarray(dequantize(encoded(kind, rows), gguf.GGMLQuantizationType[kind]).reshape(x.shape), x.dtype)
+    return np.asarray(dequantize(encode(kind, rows), gguf.GGMLQuantizationType[kind]).reshape(x.shape), x.dtype)
 
 
-def encoded(kind: str, rows: Array) -> Array:
+def encode(kind: str, rows: Array) -> Array:
     """Rows of float32 as blocks, [..., values] -> [..., bytes], as gguf-py makes them."""
     return np.asarray(quantize(rows, gguf.GGMLQuantizationType[kind.upper()]))
 
 
 def decode(kind: str, rows: Array) -> Array:
     """Floats of rows of blocks, [..., bytes] -> [..., values]."""
-    return _dequantized(kind, rows, gguf.GGMLQuantizationType[kind.upper()]).astype(np.float32, copy=False)
+    return _dequantize(kind, rows, gguf.GGMLQuantizationType[kind.upper()]).astype(np.float32, copy=False)
 
 
 def open_gguf(path: str | Path) -> gguf.GGUFReader:
@@ -350,17 +350,17 @@ def _contents(path: str | Path, name: str, field: gguf.ReaderField) -> Any:
         raise ModelError(f"{path}: metadata key {name} cannot be read ({reason[:200]})") from None
 
 
-def _dequantized(name: str, data: Array, kind: gguf.GGMLQuantizationType) -> Array:
+def _dequantize(name: str, data: Array, kind: gguf.GGMLQuantizationType) -> Array:
     rows, width = np.asarray(data), gguf.GGML_QUANT_SIZES[kind][0] * data.shape[-1]
     if rows.dtype.kind == "i":
         return rows
     if kind.name == "Q1_0":
         return _one_bit(rows)
     with np.errstate(all="ignore"):  # a file may hold what is no number: that is for the caller to see in the values
-        return _decoded(name, rows, kind, width)
+        return _decode_rows(name, rows, kind, width)
 
 
-def _decoded(name: str, rows: Array, kind: gguf.GGMLQuantizationType, width: int) -> Array:
+def _decode_rows(name: str, rows: Array, kind: gguf.GGMLQuantizationType, width: int) -> Array:
     try:
         if rows.dtype != np.uint8:
             return np.asarray(dequantize(rows, kind))

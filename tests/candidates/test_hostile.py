@@ -396,13 +396,13 @@ def test_axes_of_a_graph_are_named_by_the_vocabulary() -> None:
     tap = taps.Tap(taps.Kind("embd", "GET_ROWS", "", ("token", "256"), ""), None)
     graph = SimpleNamespace(sizes={"head": 4, "kv_head": 2, "dim": 64})
     rows = np.arange(768, dtype=np.float32).reshape(1, 3, 256)
-    np.testing.assert_array_equal(name_map.fitted(rows, tap, load_map("hf")["embd"], graph, 3), rows[0])
+    np.testing.assert_array_equal(name_map.fit_to_tap(rows, tap, load_map("hf")["embd"], graph, 3), rows[0])
     for shape in ((3, 255), (2, 3, 256), (256, 3)):
         with pytest.raises(UserError, match=r"needs \[3, 256\]"):
-            name_map.fitted(np.ones(shape, np.float32), tap, load_map("llama.cpp")["embd"], graph, 3)
+            name_map.fit_to_tap(np.ones(shape, np.float32), tap, load_map("llama.cpp")["embd"], graph, 3)
     odd = taps.Tap(taps.Kind("l_out", "ADD", "", ("2", "token", "128"), ""), 0)
     with pytest.raises(UserError, match="its axes have no names"):
-        name_map.fitted(rows, odd, load_map("hf")["l_out"], graph, 3)
+        name_map.fit_to_tap(rows, odd, load_map("hf")["l_out"], graph, 3)
 
 
 # -- what is no file -------------------------------------------------------------------------------

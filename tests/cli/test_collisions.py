@@ -20,7 +20,7 @@ from llamadiff.cli.app import app
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.child import Child
 from llamadiff.report.formats import formats
-from llamadiff.system.collisions import refuse_collisions, saved
+from llamadiff.system.collisions import refuse_collisions, saved_files
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.writer import TraceWriter
 from llamadiff.verbs.verbs import compared_files
@@ -189,7 +189,7 @@ def test_a_report_in_a_dump_is_no_part_of_it(ending, place):
     (place / "d" / f"r{ending}").write_text("{}", encoding="utf-8")
     for spec in ("dump", "cmd: ./x d {out}"):
         folder = "dump" if spec == "dump" else "d"
-        refuse_collisions(compared_files("m.gguf", spec), [("-o", f"{folder}/r{ending}"), *saved("new")])
+        refuse_collisions(compared_files("m.gguf", spec), [("-o", f"{folder}/r{ending}"), *saved_files("new")])
 
 
 # -- the candidate is read before anything is run or written --------------------------------------------------------

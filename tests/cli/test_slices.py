@@ -57,9 +57,9 @@ def test_help_and_doctor_say_what_is_missing(folder):
 
 
 def test_a_slice_that_lacks_another_is_missing_with_what_needs_it(folder):
-    before = plugins.missing()
+    before = plugins.missing_slices()
     folder(first_slice=LACKING.format("no_slice"), second_slice=LACKING.format("first_slice"))
-    assert {*plugins.missing()} - {*before} == {
+    assert {*plugins.missing_slices()} - {*before} == {
         Missing("first_slice", "needs no_slice, which is missing"),
         Missing("second_slice", "needs first_slice, which is missing"),
     }
@@ -100,7 +100,7 @@ def test_that_nobody_records_captures_anew_is_said(monkeypatch):
 
 @pytest.mark.skipif(not (ROOT / "tests" / "ext").is_dir(), reason="slices are deleted (tools/without.py)")
 def test_nothing_is_missing():
-    assert plugins.missing() == ()
+    assert plugins.missing_slices() == ()
     assert "Missing" not in app._epilog()
 
 

@@ -85,6 +85,6 @@ def test_a_command_is_cut_as_windows_cuts_it(tmp_path, monkeypatch):
     spec = r'cmd: "C:\my engine\e.exe" --model=C:\new\m.gguf --dump {out}'
     assert [str(path) for path in command.files(spec)] == [r"C:\my engine\e.exe", r"C:\new\m.gguf"]
     with pytest.raises(UserError, match=r"--candidate cmd:  : no command"):
-        command.opened("cmd:  ")
+        command.open_source("cmd:  ")
     with pytest.raises(UserError, match=r"--candidate cmd: .*ambiguous"):
-        command.opened('cmd: "a""b c" d')
+        command.open_source('cmd: "a""b c" d')

@@ -79,7 +79,7 @@ def both_ways(monkeypatch, path, candidate):
     found = diff(right, candidate, path, how=How(diagnose=False))
     with monkeypatch.context() as patched:
         patched.setattr(
-            Schedule, "_settled",
+            Schedule, "_needed_lanes",
             lambda self, source, part: [lane for lane in self.replay.lanes if lane.source == source.name],
         )  # fmt: skip
         return found, diff(right, candidate, path, how=How(diagnose=False))

@@ -141,7 +141,7 @@ def test_rows_that_are_elsewhere_are_a_layout(right, small_model, tmp_path):
 
 def test_a_trace_that_fits_is_the_same_object(small_model, right):
     from llamadiff.engines.reference_model import Model
-    from llamadiff.judge.preflight.shapes import admitted
+    from llamadiff.judge.preflight.shapes import drop_misshapen
 
     trace = Trace(right.info, dict(right), {})
-    assert admitted(Model(small_model()), right, trace) == (trace, ())
+    assert drop_misshapen(Model(small_model()), right, trace) == (trace, ())

@@ -41,18 +41,23 @@ def vocabulary(pieces: list[str], **more: object) -> Vocabulary:
 
 
 def test_what_a_vocabulary_lacks() -> None:
-    assert vocabulary(PIECES).lacking("a cab") == ()
-    assert vocabulary(PIECES).lacking("Ca\u00e9<|end|>b<s>C") == ("C", "\u00e9")  # special tokens are found as such
-    assert vocabulary([*PIECES, *BYTES]).lacking("Ca\u00e9\U0001f642") == ()
-    assert vocabulary([*PIECES, *BYTES[:0xA9]]).lacking("C\u00e9") == ("\u00e9",)  # one of its two bytes is missing
-    assert vocabulary(PIECES, model="gpt2").lacking("C") == ()  # that tokenizer does not die of it
+    assert vocabulary(PIECES).missing_from("a cab") == ()
+    assert vocabulary(PIECES).missing_from("Ca\u00e9<|end|>b<s>C") == (
+        "C",
+        "\u00e9",
+    )  # special tokens are found as such
+    assert vocabulary([*PIECES, *BYTES]).missing_from("Ca\u00e9\U0001f642") == ()
+    assert vocabulary([*PIECES, *BYTES[:0xA9]]).missing_from("C\u00e9") == (
+        "\u00e9",
+    )  # one of its two bytes is missing
+    assert vocabulary(PIECES, model="gpt2").missing_from("C") == ()  # that tokenizer does not die of it
 
 
 def test_the_space_before_a_prompt_is_a_character_too() -> None:
     pieces = [piece for piece in PIECES if piece != "\u2581"]
-    assert vocabulary(pieces).lacking("ab") == ("\u2581",)
-    assert vocabulary(pieces, add_space_prefix=False).lacking("ab") == ()
-    assert vocabulary(pieces, add_space_prefix=False).lacking("a b") == ("\u2581",)
+    assert vocabulary(pieces).missing_from("ab") == ("\u2581",)
+    assert vocabulary(pieces, add_space_prefix=False).missing_from("ab") == ()
+    assert vocabulary(pieces, add_space_prefix=False).missing_from("a b") == ("\u2581",)
 
 
 def test_a_death_that_no_character_explains(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_ggml_decodes_every_type_as_gguf_py_does(some, kind):
     decode = dequantizer.decoder(NAME)
     assert decode is not None
     assert dequantizer.trusted == {NAME}
-    assert np.array_equal(decode(weights.stored(NAME)), weights.whole(NAME), equal_nan=True)
+    assert np.array_equal(decode(weights.read_raw(NAME)), weights.whole(NAME), equal_nan=True)
 
 
 def test_a_decoder_that_is_off_by_one_bit_is_refused_and_named(some, monkeypatch):
@@ -84,13 +84,13 @@ def test_without_the_library_gguf_py_decodes(some, monkeypatch):
 @needs_slices("prompt")
 def test_no_thread_outlives_a_run_that_is_refused(some, monkeypatch):
     """Python's exit while a thread is inside NumPy or ggml would abort the process."""
-    right = Dequantizer._checked
+    right = Dequantizer._choose_decoder
 
     def slow(self, name):
         time.sleep(0.05)
         return right(self, name)
 
-    monkeypatch.setattr(Dequantizer, "_checked", slow)
+    monkeypatch.setattr(Dequantizer, "_choose_decoder", slow)
     before = threading.enumerate()
     with pytest.raises(UserError, match="no chat template"):
         llamadiff.compare(some("Q8_0"), Run("hi", chat=True))
@@ -101,7 +101,7 @@ def test_what_cannot_be_decoded_is_told_to_who_asks(some, monkeypatch, capfd):
     def unable(self, name, data):
         raise ValueError(name)
 
-    monkeypatch.setattr(Weights, "decoded", unable)
+    monkeypatch.setattr(Weights, "decode_rows", unable)
     dequantizer = Dequantizer(Weights(some("Q8_0")))
     with dequantizer.checking_ahead():
         time.sleep(0.1)

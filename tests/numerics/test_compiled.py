@@ -50,7 +50,7 @@ def built(tmp_path_factory):
     @cache
     def get(name):
         folder = once(tmp_path_factory, f"kernels-{name}", partial(compiled_for, name))
-        return library._declared(ctypes.CDLL(str(folder / "kernels.so")))
+        return library._declare_functions(ctypes.CDLL(str(folder / "kernels.so")))
 
     return get
 
@@ -122,7 +122,7 @@ def test_a_decoder_of_its_own_that_is_off_is_not_used(wide, kind, monkeypatch, t
             right(blocks, values, count)
             ctypes.cast(values, ctypes.POINTER(ctypes.c_float))[count - 1] += 1
 
-        return decoder.Decoder(off, 256, weights.stored(NAME).shape[-1])
+        return decoder.Decoder(off, 256, weights.read_raw(NAME).shape[-1])
 
     monkeypatch.setattr(Dequantizer, "_own", wrong)
     dequantizer = Dequantizer(weights)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from llamaref import ModelError, Weights
-from llamaref.metadata import implemented
+from llamaref.metadata import implemented_keys
 from llamaref.models import ARCHITECTURES
 
 from llamadiff import UserError
@@ -45,7 +45,7 @@ def test_a_value_of_the_metadata_that_lies_is_refused_or_runs(name, small_model,
     right, architecture = dict(weights.fields), weights.fields["general.architecture"]
     monkeypatch.setattr("llamadiff.engines.model_file.Weights", lambda *_: weights)
     assert refusal(path) == ""
-    for key, value in product(sorted(implemented(ARCHITECTURES[architecture].TRAITS)), LIES):
+    for key, value in product(sorted(implemented_keys(ARCHITECTURES[architecture].TRAITS)), LIES):
         weights.fields = {**right, f"{architecture}.{key}": value}
         said = refusal(path)
         assert len(said) < 500, (key, value)

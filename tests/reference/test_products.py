@@ -47,7 +47,7 @@ def test_what_blocks_add_to_their_minima_is_multiplied_by_these(tmp_path):
     weights = weights_of(tmp_path / "m.gguf", "Q5_1", 96, 256)
     x, sums = drawn(3, 256), drawn(3, 8)
     added = weights.product(NAME, x, sums) - weights.product(NAME, x)
-    np.testing.assert_allclose(added, sums @ weights.minima(NAME, weights.stored(NAME)).T, atol=1e-4)
+    np.testing.assert_allclose(added, sums @ weights.minima(NAME, weights.read_raw(NAME)).T, atol=1e-4)
     assert np.abs(added).max() > 0.1
 
 

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from llamadiff.judge.verdict import NOISE, SEVERITY
-from llamadiff.report.terminal.escape import number, quoted, shown, times, tiny
+from llamadiff.report.terminal.escape import escape_line, number, quote, times, tiny
 from llamadiff.report.terminal.finding import page_of
 from llamadiff.report.terminal.report import make_console, render
 from llamadiff.result.comparison import Comparison
@@ -506,17 +506,17 @@ def test_rendering_loads_no_pandas() -> None:
     ],
 )  # fmt: skip
 def test_shown(text: str, expected: str) -> None:
-    assert shown(text) == expected
+    assert escape_line(text) == expected
 
 
 def test_shown_cuts_between_characters_at_the_limit() -> None:
-    assert shown("x" * 9, 8) == "xxxxxxx…"
-    assert shown("日" * 9, 8) == "日日日…"
-    assert shown("xxxxx\x1b\x1b", 8) == "xxxxx…"
-    assert shown("x" * 8, 8) == "x" * 8
-    assert shown("x" * 9, 8, ascii_only=True) == "xxxxx..."
-    assert quoted('a"b', 8) == r'"a\"b"'
-    assert all(cell_len(shown(HOSTILE * 3 + "日" * 9, limit)) <= limit for limit in range(60))
+    assert escape_line("x" * 9, 8) == "xxxxxxx…"
+    assert escape_line("日" * 9, 8) == "日日日…"
+    assert escape_line("xxxxx\x1b\x1b", 8) == "xxxxx…"
+    assert escape_line("x" * 8, 8) == "x" * 8
+    assert escape_line("x" * 9, 8, ascii_only=True) == "xxxxx..."
+    assert quote('a"b', 8) == r'"a\"b"'
+    assert all(cell_len(escape_line(HOSTILE * 3 + "日" * 9, limit)) <= limit for limit in range(60))
 
 
 def test_numbers_have_three_digits_and_fit() -> None:

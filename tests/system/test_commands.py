@@ -27,12 +27,12 @@ def windows(monkeypatch):
 
 @pytest.mark.parametrize("line", CUT)
 def test_windows_cuts_a_line(line, windows):
-    assert commands.split(line) == CUT[line]
+    assert commands.split_line(line) == CUT[line]
 
 
 def test_a_line_that_programs_read_in_two_ways_is_refused(windows):
     with pytest.raises(ValueError, match="ambiguous"):
-        commands.split('"a""b c" d')
+        commands.split_line('"a""b c" d')
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_what_cannot_be_seen_is_named(word, seen, windows):
     [("'/opt/my engine/e' --dump {out}", ["/opt/my engine/e", "--dump", "{out}"]), (r"a\ b", ["a b"])],
 )
 def test_elsewhere_it_is_a_posix_shell(line, words):
-    assert commands.split(line) == words
+    assert commands.split_line(line) == words

@@ -43,4 +43,4 @@ def test_a_function_says_which_file_it_is_in(tmp_path: Path, monkeypatch: pytest
 def test_each_system_has_its_names(system: str, name: str, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", system)
     here = runpy.run_path(libraries.__file__)["HERE"]
-    assert (here.name("llama"), here.ending) == (name, ending)
+    assert (here.name("llama"), here.suffix) == (name, ending)

@@ -102,11 +102,11 @@ def test_names_are_parsed_back():
 
 def test_selection_by_pattern_and_layer():
     tap = taps.parse("l_out-3")
-    assert taps.selected(tap.name, tap.layer, (), None)
-    assert taps.selected(tap.name, tap.layer, ("l_out-*",), range(2, 4))
-    assert not taps.selected(tap.name, tap.layer, ("ffn_*",), None)
-    assert not taps.selected(tap.name, tap.layer, (), range(3))
-    assert taps.selected("embd", None, (), range(3))
+    assert taps.is_selected(tap.name, tap.layer, (), None)
+    assert taps.is_selected(tap.name, tap.layer, ("l_out-*",), range(2, 4))
+    assert not taps.is_selected(tap.name, tap.layer, ("ffn_*",), None)
+    assert not taps.is_selected(tap.name, tap.layer, (), range(3))
+    assert taps.is_selected("embd", None, (), range(3))
 
 
 @pytest.mark.parametrize("case", sorted((Path(__file__).parent / "nodes").glob("*.json")), ids=lambda path: path.stem)

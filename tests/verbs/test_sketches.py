@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.judge.sketching import at_most, drift_from, estimated, signs, sketch_of, sketched
+from llamadiff.judge.sketching import at_most, drift_from, estimate_difference, signs, sketch_of, sketch_rows
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.numerics.metrics import Rows, nmse
 from llamadiff.system.errors import UserError
@@ -78,7 +78,9 @@ def test_the_estimate_has_the_right_mean_and_spread():
     k, draws = 4, 4000
     x = RNG.standard_normal((draws, 64))
     d = np.abs(RNG.standard_normal(64))
-    ratios = np.array(estimated(sketched(Rows(x + d), 1, k), sketched(Rows(x), 1, k)).per_token) * np.square(x).sum(1)
+    ratios = np.array(
+        estimate_difference(sketch_rows(Rows(x + d), 1, k), sketch_rows(Rows(x), 1, k)).per_token
+    ) * np.square(x).sum(1)
     ratios /= np.square(d).sum()
     assert ratios.mean() == pytest.approx(1, abs=4 * np.sqrt(2 / k / draws))
     assert ratios.std() <= np.sqrt(2 / k) * 1.1
@@ -91,7 +93,7 @@ def test_what_cancels_is_missed_as_seldom_as_stated(k):
     x = np.zeros((4000, 32))
     y = x.copy()
     y[:, 3] = y[:, 20] = 1.0
-    errors = np.array(estimated(sketched(Rows(y), 1, k), sketched(Rows(x), 1, k)).per_token)
+    errors = np.array(estimate_difference(sketch_rows(Rows(y), 1, k), sketch_rows(Rows(x), 1, k)).per_token)
     assert (errors == 0).mean() == pytest.approx(0.5**k, abs=0.03)
 
 

@@ -17,7 +17,7 @@ from llamadiff.ext.builds.shims import Shim, kept
 from llamadiff.ext.builds.structures import writes_are_seen, written
 from llamadiff.llamacpp.interface import OBSERVE, Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address, declare, structure_at
-from llamadiff.llamacpp.library import GGML, behind, beside
+from llamadiff.llamacpp.library import GGML, behind, find_beside
 from llamadiff.llamacpp.probes import Rounding, rounding_by
 from llamadiff.system import libraries
 from llamadiff.system.errors import UserError
@@ -154,7 +154,7 @@ def _needed(tree: BuildTree) -> tuple[ctypes.CDLL, ...]:
             f"{tree.library}: cannot be loaded on this machine ({_without_path(error, tree)}); give a build for it"
         ) from None
     for name, function in GGML.items():
-        near, used = beside(tree.library, name), file_with(library, function)
+        near, used = find_beside(tree.library, name), file_with(library, function)
         if near.is_file() and used is not None and used.resolve().parent != near.resolve().parent:
             raise UserError(
                 f"{tree.library}: loads {used}, not the one beside it, as a build does that was copied or moved; "
@@ -188,7 +188,7 @@ def shim_of(tree: BuildTree, flags: Sequence[str]) -> Shim:
 
 def _linked(tree: BuildTree) -> tuple[Path, ...]:
     """libllama, and those of ggml's libraries that lie beside it and that the shim calls itself."""
-    near = (beside(tree.library, name) for name in ("ggml", "ggml-base"))
+    near = (find_beside(tree.library, name) for name in ("ggml", "ggml-base"))
     return tree.library, *(path for path in near if path.is_file())
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llamadiff.system import libraries
-from llamadiff.system.commands import split
+from llamadiff.system.commands import split_line
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import write_whole
 from llamadiff.system.stale_files import cache_directory, is_private, temporary_directory
@@ -60,7 +60,7 @@ def kept(shim: Shim, texts: Iterable[bytes], words: Sequence[str], use: Callable
             os.utime(place)
             return use(place)
     with temporary_directory() as folder:
-        target = folder / f"shim{libraries.HERE.ending}"
+        target = folder / f"shim{libraries.HERE.suffix}"
         compiled(shim, target)
         used = use(target)
         if place is not None:
@@ -73,7 +73,7 @@ def kept(shim: Shim, texts: Iterable[bytes], words: Sequence[str], use: Callable
 
 def compiled(shim: Shim, target: Path) -> None:
     """Run the system's C compiler. Raises UserError with the first error that it states."""
-    compiler = split(os.environ["CC"]) if os.environ.get("CC") else [libraries.HERE.compiler]
+    compiler = split_line(os.environ["CC"]) if os.environ.get("CC") else [libraries.HERE.compiler]
     command = [*compiler, *shim.before, "-o", str(target), "-x", "c", "-", "-x", "none", *shim.after]
     try:
         done = subprocess.run(  # noqa: S603
@@ -107,7 +107,7 @@ def _place(texts: Iterable[bytes], words: Sequence[str]) -> Path | None:
         digest.update(word.encode("utf-8", "surrogateescape") + b"\0")
     for text in texts:
         digest.update(hashlib.sha256(text).digest())
-    return cache / f"{digest.hexdigest()}{libraries.HERE.ending}"
+    return cache / f"{digest.hexdigest()}{libraries.HERE.suffix}"
 
 
 def _private(cache: Path | None) -> Path | None:

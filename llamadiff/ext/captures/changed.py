@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamadiff.report.check_lines import path_text
-from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.escape import escape_line
 from llamadiff.trace.metadata import CHECKED, Info
 
 
@@ -34,15 +34,15 @@ def update_line(changed: Changed) -> str:
     apart, what = changed.apart, [f"{changed.taps} taps"]
     if apart:
         name = max(apart, key=lambda tap: apart[tap])
-        what.append(f"{len(apart)} changed, the most {shown(name)} by an NMSE of {apart[name]:.1e}")
-        what.append(f"the first {shown(next(iter(apart)))}")
+        what.append(f"{len(apart)} changed, the most {escape_line(name)} by an NMSE of {apart[name]:.1e}")
+        what.append(f"the first {escape_line(next(iter(apart)))}")
     else:
         what.append("none changed")
-    what += [f"{len(changed.gone)} gone ({shown(changed.gone[0])})"] if changed.gone else []
-    what += [f"{len(changed.new)} new ({shown(changed.new[0])})"] if changed.new else []
+    what += [f"{len(changed.gone)} gone ({escape_line(changed.gone[0])})"] if changed.gone else []
+    what += [f"{len(changed.new)} new ({escape_line(changed.new[0])})"] if changed.new else []
     sides = [_facts(info) for info in (changed.before, changed.after)]
     changes = ((name, was, sides[1][name]) for name, was in sides[0].items())
-    what += [f"{name}: {shown(was, 300)} -> {shown(now, 300)}" for name, was, now in changes if was != now]
+    what += [f"{name}: {escape_line(was, 300)} -> {escape_line(now, 300)}" for name, was, now in changes if was != now]
     return f"UPDATED  {path_text(changed.path)}: {'; '.join(what)}; checked: {changed.verdict.upper()}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.captures.changed import Changed
-from llamadiff.judge.sketching import estimated
+from llamadiff.judge.sketching import estimate_difference
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import metrics
 from llamadiff.system.errors import UserError
@@ -67,7 +67,7 @@ def _run_of(info: Info) -> Run:
         tokens=info.tokens[: info.n_prefill], n_predict=len(info.tokens) - info.n_prefill,
         patterns=tuple(map(str, asked.get("taps", ()))),
         layers=range(layers[0], layers[1] + 1) if _are_two(layers) else None,
-        settings=Settings.stated(info.producer.get("settings"), whole=True),
+        settings=Settings.from_stated(info.producer.get("settings"), whole=True),
     )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def _distance(before: Trace, after: Trace, name: str) -> float:
         alike = (before.sketch.seed, before.sketch.projections) == (after.sketch.seed, after.sketch.projections)
         if not (same and alike):
             return float("inf")
-        return estimated(after.sketch.rows[name], before.sketch.rows[name]).nmse
+        return estimate_difference(after.sketch.rows[name], before.sketch.rows[name]).nmse
     if before.shape(name) != after.shape(name):
         return float("inf")
     tap = taps.parse(name)

@@ -21,12 +21,12 @@ class Cpus(Slice):
 
     needs = ("graph",)
 
-    def sums_in_half(self) -> SumsInHalf:
+    def half_sums(self) -> SumsInHalf:
         from llamadiff.ext.cpus.shown import HalfSums
 
         return HalfSums()
 
-    def shown_sums(self, judge: Judge) -> ShownSums:
+    def sum_order_probe(self, judge: Judge) -> ShownSums:
         from llamadiff.ext.cpus.shown import ShownSums
 
         return ShownSums(judge)

@@ -190,7 +190,7 @@ class Kernel:
     is_k: bool = False
     is_v: bool = False
 
-    def put(self, y: Array, parts: Iterable[Matrix]) -> float:
+    def accumulate(self, y: Array, parts: Iterable[Matrix]) -> float:
         """Add its parts into a product, as many outputs as time allows -> the NMSE that the others have."""
         every = [part for whole in parts for part in self._in_batches(whole)]
         count = sum(part.x.size * len(part.w) for part in every)
@@ -202,7 +202,7 @@ class Kernel:
         rows, outputs = 1 if self.by_row else len(part.x), 0 if self.is_k else len(part.w)
         return order_for(sums, rows, part.x.shape[1], outputs)
 
-    def shown(self, y: Array, parts: Iterable[Matrix]) -> set[str]:
+    def orders_shown(self, y: Array, parts: Iterable[Matrix]) -> set[str]:
         """The WAYS in which the first part of a product y was added, as a sample of each batch shows."""
         ways = set(WAYS)
         for part in self._in_batches(next(iter(parts))):

@@ -14,7 +14,7 @@ from subprocess import PIPE
 from typing import Any
 
 from llamadiff import plugins
-from llamadiff.system.commands import split
+from llamadiff.system.commands import split_line
 from llamadiff.system.errors import UserError
 from llamadiff.system.started import Process, kill, start
 
@@ -72,7 +72,7 @@ def started_by(runner: str, *words: str, main: str = LLAMA_CPP) -> tuple[list[st
     Raises UserError for a runner that is no command.
     """
     try:
-        parts = split(runner)
+        parts = split_line(runner)
     except ValueError as error:
         raise UserError(f"runner={runner}: is no command ({error})") from None
     if not parts:

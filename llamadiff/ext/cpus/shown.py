@@ -43,7 +43,7 @@ class ShownSums:
         self._judge = judge
         self._last: _Added | None = None
 
-    def added(
+    def record_sum(
         self, lanes: Sequence[Lane], kind: str, shape: tuple[int, ...], kernel: summing.Kernel, parts: Matrices
     ) -> None:
         """A product was added in float32."""
@@ -54,7 +54,7 @@ class ShownSums:
             if lane.source == candidate.name and rounding_type(lane.policy, kind, candidate.stored) == "F16":
                 self._last = _Added(number, shape, kernel, parts)
 
-    def shown(self, tap: Tap, x: Array, lanes: Sequence[Lane], recorded: Mapping[str, Array]) -> frozenset[str]:
+    def orders_shown(self, tap: Tap, x: Array, lanes: Sequence[Lane], recorded: Mapping[str, Array]) -> frozenset[str]:
         """The ways in which the last product may have been added, if a tap, ``x`` [lane, ...], is that product, and was
         not added as float32 is.
         """
@@ -67,7 +67,7 @@ class ShownSums:
         if any(metrics.nmse(found[rows], values[rows], 0) <= limit for values in own):
             return frozenset()
         with suppress(ValueError, IndexError):  # the tap is not the product itself, but a part of it perhaps
-            return frozenset(added.kernel.shown(found.reshape(added.shape), added.parts(added.number)))
+            return frozenset(added.kernel.orders_shown(found.reshape(added.shape), added.parts(added.number)))
         return frozenset()
 
 
@@ -77,7 +77,7 @@ def sums(bench: Bench, study: Study) -> Study | None:
     assumed = study.assumed
     if not way or assumed.trace is None:
         return None
-    return bench.run(replace(assumed, sums=way, trace=adding(assumed.trace, way)))
+    return bench.run(replace(assumed, sums=way, trace=with_sums(assumed.trace, way)))
 
 
 def sums_shown(findings: Sequence[Finding]) -> str:
@@ -86,7 +86,7 @@ def sums_shown(findings: Sequence[Finding]) -> str:
     return max(counts, key=lambda way: (counts[way], -WAYS.index(way)), default="")
 
 
-def adding(trace: Trace, sums: str) -> Trace:
+def with_sums(trace: Trace, sums: str) -> Trace:
     """A trace whose producer says that it keeps sums of float16's numbers in it, in one of WAYS."""
     producer = trace.info.producer
     settings = {**settings_of(trace), "sums": sums}

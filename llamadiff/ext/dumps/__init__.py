@@ -19,12 +19,12 @@ class Dumps(Slice):
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.dumps.log",)
 
-    def found_map(
+    def map_by_values(
         self, pieces: Sequence[Piece | Unread], model: Runnable, tokens: tuple[int, ...]
     ) -> tuple[Map, list[str]]:
-        from llamadiff.ext.dumps.by_value import found_map
+        from llamadiff.ext.dumps.by_value import map_by_values
 
-        return found_map(pieces, model, tokens)
+        return map_by_values(pieces, model, tokens)
 
 
 slice_ = Dumps()

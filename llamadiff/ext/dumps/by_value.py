@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from llamadiff.candidates.name_map import Entry, Map, Names, identity_map, readings
-from llamadiff.candidates.pieces import Piece, Unread, placed
+from llamadiff.candidates.pieces import Piece, Unread, place_in_tap
 from llamadiff.engines.model_file import Runnable
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
@@ -105,7 +105,7 @@ class _Pieces:
         if piece is None:
             return None
         try:
-            return placed(piece, tap, entry, self.model, self.n_tokens)
+            return place_in_tap(piece, tap, entry, self.model, self.n_tokens)
         except UserError:
             return None
 
@@ -148,7 +148,7 @@ class _Naming(Tap):
         values = self.pieces.whole(tap, self.lines[word])
         return x if values is None else values.reshape(x.shape).astype(x.dtype, copy=False)
 
-    def wanted(self, name: str) -> bool:
+    def is_wanted(self, name: str) -> bool:
         return True
 
     def _nearest(self, tap: taps.Tap, right: _Sample) -> Entry | None:
@@ -248,7 +248,7 @@ class _Search:
         return {}
 
 
-def found_map(pieces: Sequence[Piece | Unread], model: Runnable, tokens: tuple[int, ...]) -> tuple[Map, list[str]]:
+def map_by_values(pieces: Sequence[Piece | Unread], model: Runnable, tokens: tuple[int, ...]) -> tuple[Map, list[str]]:
     """The map of a candidate's tensors, and those of its lines that were found, as they stand in a file.
 
     Raises UserError where no tensor has the values of a tap.
@@ -257,7 +257,7 @@ def found_map(pieces: Sequence[Piece | Unread], model: Runnable, tokens: tuple[i
     known = [found[0].kind.word for piece in pieces if (found := own.tap(piece.name)) is not None]
     shapes = [taps.shape_of(tap, len(tokens), model.sizes) for tap in model.taps]
     most = max(len(tokens) ** 2 * model.sizes["head"], *map(math.prod, shapes))
-    opened = [piece.opened(most) for piece in pieces if not piece.name.startswith(WEIGHTS)]
+    opened = [piece.load(most) for piece in pieces if not piece.name.startswith(WEIGHTS)]
     search = _Search(_Pieces(opened, model, len(tokens)), tokens, {word: identity_map()[word] for word in known})
     search.run()
     if not search.lines:

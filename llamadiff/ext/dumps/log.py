@@ -42,7 +42,7 @@ def files(spec: str) -> Iterable[Path]:
     return [Path(spec)]
 
 
-def opened(spec: str) -> CandidateSource:
+def open_source(spec: str) -> CandidateSource:
     """The log, of which the token ids are read."""
     path = Path(spec)
     if path.stat().st_size > MAX_BYTES:

@@ -82,7 +82,7 @@ class KeptLayer:
         view = self.site.engine.graph.kept[f"kv_{self.side[-1]}-{self.layer}"]
         heads, tokens = view.shape[-2], len(self.run.tokens)
         x = self.site.case.values(label)
-        kept = self.site.case.carrier.stored(self.side, x.reshape(len(x), tokens, -1))
+        kept = self.site.case.carrier.store(self.side, x.reshape(len(x), tokens, -1))
         return kept.reshape(len(kept), tokens, heads, -1)
 
     def put_in(self, layer: int) -> Array:

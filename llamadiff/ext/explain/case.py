@@ -134,7 +134,7 @@ class Case:
     def vector(self, name: str) -> Array | None:
         """A small tensor of the file, if it has it."""
         w = self.engine.w
-        return w.decoded(name, w.stored(name)).reshape(-1) if name in w else None
+        return w.decode_rows(name, w.read_raw(name)).reshape(-1) if name in w else None
 
     def of(self, tap: str) -> Case:
         """The case of another tap of this layer, on the same values. Raises NotRecordedError if the model has none."""

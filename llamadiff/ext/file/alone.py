@@ -36,7 +36,7 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
         rows.append(replace(row, stats=found.stats, decoders=found.decoders))
         oddities += oddities_of(model.weights, name, found)
         unchecked += _untold(name, model.weights.type(name), found)
-        let_go(model.weights.stored(name))
+        let_go(model.weights.read_raw(name))
     oddities += out_of_line({row.name: row.stats.rms for row in rows if row.stats is not None})
     oddities += list(rule_oddities(model))
     if load and known_stems(model.architecture) is not None:

@@ -35,7 +35,7 @@ def weights(model: Model, other: Other = None, *, reports: Reports) -> None:
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
 
-    refuse_collisions([*files_of("the model", model), *files_of("the other side", other)], reports.named)
+    refuse_collisions([*files_of("the model", model), *files_of("the other side", other)], reports.output_files)
     with progress() as tell:
         report = judge_weights(model, other, tell)
     reports.write(report, lambda found: render_weights(found, make_console()))

@@ -70,7 +70,7 @@ def misreading(weights: Weights, name: str, values: Array) -> Misreading | None:
     if kind not in FIELDS:
         return None
     per_block, size = block_sizes(kind)
-    stored = np.ascontiguousarray(weights.stored(name)).view(np.uint8)
+    stored = np.ascontiguousarray(weights.read_raw(name)).view(np.uint8)
     per_row, stored = stored.shape[-1] // size, stored.reshape(-1, size)
     right = values_of(kind, stored)
     if per_block == 1:  # types without blocks: some values at a time
@@ -91,7 +91,7 @@ def _of_blocks(weights: Weights, name: str, some: ForeignBlocks, per_row: int) -
         for known in KNOWN:
             yield from known.of(some.kind, per_row)
         for says, _, rows in displaced(weights, name):
-            values = weights.decoded(name, rows).reshape(-1, some.got.shape[1])
+            values = weights.decode_rows(name, rows).reshape(-1, some.got.shape[1])
             yield Misreading(says, lambda b, _, values=values: values[: len(b)], cause="tensor-offset-wrong")  # type: ignore[misc]
     yield from layout_errors(some.kind)
     yield from _multiplied(some)

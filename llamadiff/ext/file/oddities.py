@@ -73,7 +73,7 @@ def _numbers(rows: Sequence[int], count: int) -> str:
 def _scales(weights: Weights, name: str) -> Iterator[Oddity]:
     """Blocks whose scale is NaN or infinite, or so small that float16 holds few of its bits."""
     kind = weights.type(name)
-    for field, bits in halves_of(kind, blocks_of(kind, weights.stored(name))).items():
+    for field, bits in halves_of(kind, blocks_of(kind, weights.read_raw(name))).items():
         word, size = {"d": "scale", "m": "minimum"}[field], bits & 0x7FFF
         broken, tiny = np.flatnonzero(size >= 0x7C00), np.flatnonzero((size > 0) & (size <= FEW_BITS))
         if len(broken):

@@ -109,9 +109,9 @@ def measure_all(pairs: Sequence[Pair], progress: Progress) -> list[Measured]:
     for number, pair in enumerate(pairs):
         progress(f"comparing {pair.name}", number, len(pairs))
         measured.append(measure(pair))
-        let_go(pair.ours.weights.stored(pair.name))
+        let_go(pair.ours.weights.read_raw(pair.name))
         if isinstance(pair.theirs, InFile):
-            let_go(pair.theirs.weights.stored(pair.theirs.name))
+            let_go(pair.theirs.weights.read_raw(pair.theirs.name))
     progress("asking ggml what its types cost")
     return priced(measured)
 
@@ -136,7 +136,7 @@ def _same_bytes(pair: Pair) -> bool:
     a, b = pair.ours, pair.theirs
     if not isinstance(b, InFile) or a.kind != b.kind or a.shape != b.shape:
         return False
-    return bool(np.array_equal(a.weights.stored(a.name).view(np.uint8), b.weights.stored(b.name).view(np.uint8)))
+    return bool(np.array_equal(a.weights.read_raw(a.name).view(np.uint8), b.weights.read_raw(b.name).view(np.uint8)))
 
 
 def priced(measured: Sequence[Measured]) -> list[Measured]:

@@ -37,7 +37,7 @@ class TensorRow:
     @classmethod
     def of(cls, weights: Weights, name: str, is_known: bool = True) -> TensorRow:
         """What the file says of a tensor; ``is_known``: how its type is decoded, or what it is to be compared with."""
-        kind, size = weights.type(name), weights.stored(name).nbytes
+        kind, size = weights.type(name), weights.read_raw(name).nbytes
         return cls(name, kind, weights.shape(name), size, verdict=of_check(False, is_known))
 
 

@@ -112,7 +112,7 @@ def _moments(values: Array) -> tuple[float, float]:
 
 def examine(weights: Weights, name: str, by_ggml: Decode | None) -> TensorRead:
     """Read a tensor once. ``by_ggml``: ggml's decoder of its type, if it has one."""
-    kind, stored = weights.type(name), weights.stored(name)
+    kind, stored = weights.type(name), weights.read_raw(name)
     rows = stored.reshape(-1, stored.shape[-1])
     by_gguf = gguf_decoder(weights, name)
     decode = by_ggml or by_gguf
@@ -148,10 +148,10 @@ def gguf_decoder(weights: Weights, name: str) -> Decode | None:
         return lambda some: np.asarray(some, np.float32)
 
     def decode(some: Array) -> Array:
-        return weights.decoded(name, some)
+        return weights.decode_rows(name, some)
 
     try:
-        stored = weights.stored(name)
+        stored = weights.read_raw(name)
         decode(stored.reshape(-1, stored.shape[-1])[:1])
     except ModelError:
         return None

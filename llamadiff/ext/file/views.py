@@ -81,7 +81,7 @@ class InFile:
 
     @cached_property
     def _rows(self) -> Array:
-        stored = self.weights.stored(self.name)
+        stored = self.weights.read_raw(self.name)
         return stored.reshape(-1, stored.shape[-1])
 
     def take(self, rows: Array) -> Array:
@@ -91,7 +91,7 @@ class InFile:
         with np.errstate(all="ignore"):
             if self.decode is not None:
                 return self.decode(some)
-            values = self.weights.decoded(self.name, some)
+            values = self.weights.decode_rows(self.name, some)
         return np.asarray(values, np.float32)
 
 

@@ -90,7 +90,7 @@ def _another_tensor(model: ModelFile, tensor: str, flat: Array, limit: float) ->
     for name in model.tensors:
         if name == tensor or model.weights.shape(name) != shape:
             continue
-        first = model.weights.decoded(name, model.weights.stored(name, slice(0, 1))).reshape(-1)
+        first = model.weights.decode_rows(name, model.weights.read_raw(name, slice(0, 1))).reshape(-1)
         alike = _same(flat[: first.size], first, 100 * limit)
         if alike and _same(flat, model.weights.whole(name).reshape(-1), limit):
             return name

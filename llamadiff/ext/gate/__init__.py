@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 class LogitsGate(Slice):
     """Limits that the logits of all positions are held to: given ones, or what rounding explains."""
 
-    def gated(self, result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison:
-        from llamadiff.ext.gate.gate import gated
+    def hold_to_gate(self, result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison:
+        from llamadiff.ext.gate.gate import hold_to_gate
 
-        return gated(result, bench, study, gate)
+        return hold_to_gate(result, bench, study, gate)
 
 
 slice_ = LogitsGate()

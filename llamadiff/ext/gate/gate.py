@@ -61,7 +61,7 @@ class Bound:
         return f"{self.name} {self.value:.1e}, more than {self._whose}, {self.limit:.1e}"
 
 
-def gated(result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison:
+def hold_to_gate(result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison:
     """The result, held to the limits of a gate, where both sides have the logits of all positions."""
     baseline, candidate, engine = bench.baseline, study.assumed.trace, study.passes.logits
     if LOGITS not in baseline or (candidate is not None and (LOGITS not in candidate or LOGITS in candidate.known)):
@@ -84,7 +84,7 @@ def held_to(result: Comparison, positions: Positions, bounds: Sequence[Bound]) -
     result = replace(result, positions=positions, preflight=(*result.preflight, check))
     if not broken or result.verdict == WRONG:
         return result
-    return result.overruled(ruling, result.said.under(f"the logits do not pass the gate: {check.found}"))
+    return result.overrule(ruling, result.said.with_headline(f"the logits do not pass the gate: {check.found}"))
 
 
 def not_held(result: Comparison, gate: Gate) -> Comparison:
@@ -97,7 +97,7 @@ def not_held(result: Comparison, gate: Gate) -> Comparison:
     if result.verdict == WRONG:
         return result
     ruling = Ruling(check.verdict, (Reason("positions with logits", 0, None, found),))
-    return result.overruled(ruling, result.said.under(f"the logits cannot be held to their limits: {found}"))
+    return result.overrule(ruling, result.said.with_headline(f"the logits cannot be held to their limits: {found}"))
 
 
 def _listed(bounds: Sequence[Bound]) -> str:

@@ -23,7 +23,7 @@ from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings, no_tap_fits
 from llamadiff.numerics import tolerances
-from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assembled
+from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assemble
 from llamadiff.result.message import Message
 from llamadiff.result.rows import Row, blank
 from llamadiff.system.errors import UserError
@@ -54,7 +54,7 @@ def compare_nodes(
         found = check_nodes(request, how.progress, child, model.dequantizer)
     info = found.info
     rows = tuple(row for row in rows_of(found.checks, how.rules)
-                 if taps.selected(row.tap, row.layer, request.patterns, request.layer_range))  # fmt: skip
+                 if taps.is_selected(row.tap, row.layer, request.patterns, request.layer_range))  # fmt: skip
     if not rows:
         raise UserError(no_tap_fits(request))
     given = given_rightly(info)
@@ -78,9 +78,9 @@ def compare_nodes(
     }
     judged = Judged(rows=rows, preflight=given, decoding=Decoding(found.trusted, found.refused), timing=timing)
     said = summarize(rows, str(info.producer.get("name")), _passes(found), found.on_device)
-    said = said.under(f"before any node, {given[0].name}: {given[0].found}") if given else said
+    said = said.with_headline(f"before any node, {given[0].name}: {given[0].found}") if given else said
     steps = _next_steps(rows, request, found.on_device)
-    return replace(assembled(sides, judged, ruling, said, steps), engine=EngineUsed(GRAPH))
+    return replace(assemble(sides, judged, ruling, said, steps), engine=EngineUsed(GRAPH))
 
 
 def judge_graph(

@@ -12,7 +12,7 @@ from llamadiff.cli.commands import how_of
 from llamadiff.cli.inputs import RunOptions, settings_of
 from llamadiff.cli.options import Chat, FailOn, LlamaCpp, Model, NPredict, Prompt, Recorded, Tokens, Tolerance, finish
 from llamadiff.cli.reports import Reports, with_reports
-from llamadiff.system.collisions import kept, refuse_collisions
+from llamadiff.system.collisions import kept_files, refuse_collisions
 from llamadiff.system.errors import UserError
 
 
@@ -28,7 +28,7 @@ def backend(
 
     asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp)
     read = [("the model", model), ("the recorded run", recorded), ("the tolerance file", tolerance), *asked.files]
-    refuse_collisions(read, [*kept(keep), *reports.named])
+    refuse_collisions(read, [*kept_files(keep), *reports.output_files])
     if recorded is not None and (prompt is not None or tokens or n_predict):
         raise UserError(f"--recorded {recorded}: says what was run; give no prompt, tokens or --n-predict with it")
     with progress() as shown:

@@ -178,7 +178,7 @@ class GraphEngine:
         assert rows is not None
         x = rows.values
         width = x.shape[-1] if x.shape[-1] > 1 else x[0].size // len(self.graph.tokens)
-        kept = tap.stored(cache, x.reshape(len(x), -1, width))
+        kept = tap.store(cache, x.reshape(len(x), -1, width))
         return replace(rows, values=kept.reshape(len(kept), *x.shape[1:]))
 
     def _rounded(self, n: Op, tap: Any) -> Array:
@@ -201,7 +201,7 @@ class GraphEngine:
     def _whole(self, source: Operand) -> Operand:
         if source.values.size:
             return source
-        w = self.w.whole(source.name) if source.decode is None else source.decode(self.w.stored(source.name))
+        w = self.w.whole(source.name) if source.decode is None else source.decode(self.w.read_raw(source.name))
         return Operand(w.reshape(1, *[1] * (4 - w.ndim), *w.shape), source.kind, source.name)
 
     def product(self, n: Op, cache: str, tap: Any) -> Array:
@@ -219,11 +219,11 @@ class GraphEngine:
         def parts(run: int) -> Iterator[Matrix]:
             first, *others = [s and replace(s, values=_of_run(s.values, run)) for s in n.sources]
             assert first is not None
-            w = first.values if first.values.size else self.w.stored(first.name)
+            w = first.values if first.values.size else self.w.read_raw(first.name)
             one = replace(n, sources=(first, *others))
             return matrices(one, w.reshape(*[1] * (4 - w.ndim), *w.shape), _of_run(x, run))
 
-        return np.asarray(tap.summed(y, kind, parts, by_row=n.name == "MUL_MAT_ID"))
+        return np.asarray(tap.accumulate(y, kind, parts, by_row=n.name == "MUL_MAT_ID"))
 
     def _write(self, node: GraphNode, x: Array, values: dict[int, Array]) -> None:
         """A node that writes into another's memory: a cache. Views of it that are there already show what it wrote."""

@@ -9,7 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from llamadiff.ext.graph.check import NodeCheck, layers_of
-from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.escape import escape_line
 from llamadiff.report.terminal.report import make_console
 from llamadiff.system.errors import UserError
 
@@ -41,9 +41,9 @@ def _places(nodes: Sequence[NodeCheck]) -> list[str]:
 
 
 def _line(node: NodeCheck) -> Text:
-    sources = ", ".join(shown(name, 40) for name in node.sources)
-    tap = f"  tap {shown(node.tap, 60)}" if node.tap is not None and node.tap != node.name else ""
-    name = (shown(node.name, 60), "bold" if node.tap is not None else "")
+    sources = ", ".join(escape_line(name, 40) for name in node.sources)
+    tap = f"  tap {escape_line(node.tap, 60)}" if node.tap is not None and node.tap != node.name else ""
+    name = (escape_line(node.name, 60), "bold" if node.tap is not None else "")
     return Text.assemble(f"{node.op} ", name, f"{tap}  {_sizes(node)} {node.kind}  <- {sources}")
 
 

@@ -145,7 +145,7 @@ class NodeChecker:
     def _operand(self, source: Node) -> Operand:
         """A source's values; a weight of the file is read from there, where it is needed."""
         if self._is_weight(source):
-            return Operand(self.weights.stored(source.name), source.type, source.name)
+            return Operand(self.weights.read_raw(source.name), source.type, source.name)
         return Operand(source.values(), source.type, source.name)
 
     def _is_weight(self, source: Node) -> bool:
@@ -161,7 +161,7 @@ class NodeChecker:
 
     def _decoder(self, name: str) -> Callable[[Array], Array]:
         """What makes floats of rows of a weight."""
-        return self.weights.decoder(name) or partial(self.weights.decoded, name)
+        return self.weights.decoder(name) or partial(self.weights.decode_rows, name)
 
     def _whole(self, source: Operand) -> Operand:
         values = self.weights.whole(source.name) if source.decode is None else source.decode(source.values)

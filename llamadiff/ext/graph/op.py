@@ -20,7 +20,7 @@ from llamadiff import plugins
 from llamadiff.ext.graph import ops
 from llamadiff.ext.graph.stored import kept_as
 from llamadiff.numerics import metrics
-from llamadiff.numerics.arithmetic import rounded
+from llamadiff.numerics.arithmetic import round_to
 from llamadiff.numerics.policies import F32, NATIVE, operands, rounding_type
 from llamadiff.numerics.types import HALVES
 
@@ -187,7 +187,7 @@ def _between(n: Op) -> float:
     if n.name not in _STORED or kind not in HALVES:
         return 0.0
     y = _STORED[n.name](n).astype(np.float32)
-    below, above = (rounded(y * np.float32(1 + off), kind).astype(np.float64) for off in (-_OFF, _OFF))
+    below, above = (round_to(y * np.float32(1 + off), kind).astype(np.float64) for off in (-_OFF, _OFF))
     seen = np.isfinite(below) & np.isfinite(above)
     apart, size = (np.square(values[seen]).sum() for values in (above - below, y.astype(np.float64)))
     return metrics.ratio(float(apart), float(size))

@@ -154,7 +154,7 @@ class GraphReader(_Recording):
     def _asked_for(self, places: Mapping[int, str]) -> dict[int, str]:
         patterns, layers = self.request.patterns, self.request.layer_range
         return {place: tap for place, tap in places.items()
-                if taps.selected(tap, taps.layer_of(tap), patterns, layers)}  # fmt: skip
+                if taps.is_selected(tap, taps.layer_of(tap), patterns, layers)}  # fmt: skip
 
     def _value(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """Rows of a tap on its own axes, without padding after the keys."""

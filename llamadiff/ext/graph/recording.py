@@ -53,8 +53,8 @@ class NodeRecording(RunReader):
         self._put({"schema": SCHEMA, "asked": asked, "settings": request.settings.to_json(),
                    "model": dict(request.model_info)})  # fmt: skip
 
-    def heard(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        super().heard(answer, data)
+    def read_answer(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        super().read_answer(answer, data)
         if "phase" not in answer:
             told = {key: value for key, value in answer.items() if key != "at"}
             self._put({**told, "sizes": [len(part) for part in data]}, data)
@@ -114,7 +114,7 @@ def read_again(path: Path, request: Request, opened: Dequantizer | None = None) 
         _line(path, file)
         try:
             for answer, data in _answers(path, file):
-                reader.heard(answer, data)
+                reader.read_answer(answer, data)
             reader.finish()
             reader.info()
         except UserError:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.numerics.arithmetic import as_cpu, rounded
+from llamadiff.numerics.arithmetic import as_cpu, round_to
 from llamadiff.numerics.cpu import AVX
 from llamadiff.numerics.types import CACHE_TYPES
 
@@ -31,7 +31,7 @@ def kept_as(x: Array, kind: str, was: str = "f32", q8: str = AVX) -> Array:
     if kind in _KEPT:
         return _KEPT[kind](x)
     if kind.upper() in CACHE_TYPES:
-        return rounded(x, as_cpu(kind.upper(), q8))
+        return round_to(x, as_cpu(kind.upper(), q8))
     if kind != was:
         raise ValueError(f"no rounding from {was} to {kind}")
     return x

@@ -26,7 +26,7 @@ def streamed(n: Op, weights: Weights, operands: Operands) -> Array | None:
 
 def _rows(n: Op, weight: Operand, weights: Weights, operands: Operands) -> Array:
     rows, decode = n.x(1), weight.decode
-    read = weights.rows if decode is None else lambda name, of: decode(weights.stored(name, of))
+    read = weights.rows if decode is None else lambda name, of: decode(weights.read_raw(name, of))
     found = read(weight.name, rows.reshape(-1))
     return np.asarray(found).reshape(*rows.shape[:-4], *n.shape)
 

@@ -27,7 +27,7 @@ class Loss(Slice):
 
         return COMMANDS
 
-    def comparing(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
+    def comparison_of(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
         from llamadiff.candidates.gguf_file import is_model_file
 
         if not is_model_file(candidate):

@@ -73,7 +73,7 @@ def _steps(good: ModelFile, one: Contribution) -> Iterator[Upgrade]:
 def _options(good: ModelFile, one: Contribution) -> Iterator[tuple[str, int, float]]:
     """Finer types with the bytes that each takes more, and what it recovers."""
     shape, now = good.weights.shape(one.name), _error(one.kind)
-    values, present = prod(shape), good.weights.stored(one.name).nbytes - one.more
+    values, present = prod(shape), good.weights.read_raw(one.name).nbytes - one.more
     for kind in LADDER:
         per_block, size = block_sizes(kind)
         more = values // per_block * size - present

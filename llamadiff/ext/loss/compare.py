@@ -11,7 +11,7 @@ from llamadiff.candidates.opening import CandidateSpec
 from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
+from llamadiff.engines.select import after_what_the_engine_said, capture_run, in_engine
 from llamadiff.ext.file.against import compare_weights
 from llamadiff.ext.file.original import faults_of
 from llamadiff.ext.file.other_file import OtherFile
@@ -93,13 +93,13 @@ def _both_run(good: ModelFile, bad: ModelFile, run: Run, how: How, folder: Path,
     engine, used = in_engine(good, how, run.settings.threads)
     with after_what_the_engine_said(good, used):
         request = request_for(engine or good, run, folder / "baseline.safetensors")
-        opened, baseline = captured(engine, request, how.progress, child)
+        opened, baseline = capture_run(engine, request, how.progress, child)
     how.progress(f"running llama.cpp on {bad.path.name}")
     tokens = replace(run, prompt=None, chat=False, tokens=baseline.info.tokens, n_predict=0)
     engine, used = in_engine(bad, how, run.settings.threads)
     with after_what_the_engine_said(bad, used):
         asked = request_for(engine or bad, tokens, folder / "candidate.safetensors")
-        other, trace = captured(engine, replace(asked, n_prefill=baseline.info.n_prefill), how.progress)
+        other, trace = capture_run(engine, replace(asked, n_prefill=baseline.info.n_prefill), how.progress)
     named = {**trace.info.producer, "name": bad.path.name}
     info = replace(trace.info, producer=named, model={**trace.info.model, "sha256": None})
     return _Runs(opened, baseline, other, trace.under(info))

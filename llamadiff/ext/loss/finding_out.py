@@ -150,7 +150,7 @@ def differing(good: ModelFile, other: ModelFile, shares: Mapping[str, float]) ->
     found = []
     for name in other.tensors:
         if name in good.weights and good.weights.shape(name) == other.weights.shape(name):
-            ours, theirs = good.weights.stored(name), other.weights.stored(name)
+            ours, theirs = good.weights.read_raw(name), other.weights.read_raw(name)
             kinds = other.weights.type(name), good.weights.type(name)
             if kinds[0] != kinds[1] or not np.array_equal(ours.view(np.uint8), theirs.view(np.uint8)):
                 found.append(Contribution(name, *kinds, ours.nbytes - theirs.nbytes, shares.get(name, 0.0)))

@@ -140,7 +140,7 @@ def levels(errors: Array) -> Array:
 def _window(recorded: Rows, right: Rows, row: int, column: int, plane: slice) -> Window:
     start = max(plane.start, min(column - WINDOW // 2, plane.stop - WINDOW))
     some = slice(start, min(start + WINDOW, plane.stop))
-    sides = (tuple(map(float, side.at(slice(row, row + 1))[some])) for side in (right, recorded))
+    sides = (tuple(map(float, side.row_values(slice(row, row + 1))[some])) for side in (right, recorded))
     return Window(start - plane.start, *sides)
 
 
@@ -148,7 +148,7 @@ def _histogram(recorded: Rows, right: Rows, row: int) -> Histogram:
     """Of large tensors every n-th row, and the worst one."""
     step = max(1, right.size // SAMPLED)
     worst = [slice(row, row + 1)] if row % step else []
-    sides = [np.concatenate([side.every(step), *map(side.at, worst)]) for side in (right, recorded)]
+    sides = [np.concatenate([side.every(step), *map(side.row_values, worst)]) for side in (right, recorded)]
     sides = [values[np.isfinite(values)] for values in sides]
     filled = [values for values in sides if values.size]
     low = min((float(values.min()) for values in filled), default=0.0)

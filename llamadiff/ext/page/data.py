@@ -13,7 +13,7 @@ from llamadiff.judge.verdict import SEVERITY, WRONG
 from llamadiff.numerics.metrics import Stats
 from llamadiff.report.facts import told_tokens
 from llamadiff.report.json import finite
-from llamadiff.report.terminal.escape import quoted, shown
+from llamadiff.report.terminal.escape import escape_line, quote
 from llamadiff.report.terminal.tap_lines import first_told, over_limit
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Logits, TopToken
@@ -38,18 +38,18 @@ def data_of(c: Comparison, closeups: int) -> dict[str, Any]:
     names = side_names(c)
     data = {
         "names": names,
-        "columns": [shown(label, 40) for label in labels],
+        "columns": [escape_line(label, 40) for label in labels],
         "fields": CELL,
         "cells": [_cell(row, place) for row, place in zip(c.rows, places, strict=True)],
         "verdicts": VERDICTS,
         "leading": leading,
         "closeups": {str(at): drawn[at].closeup for at in _first(drawn, leading, closeups)},
         "scale": [closeup.LEAST, closeup.MOST],
-        "growth": shown("; ".join(answer.says for answer in c.normal), 4000) or None,
-        "tokens": [quoted(text, 16) if text is not None else str(token) for token, text in c.tokens[:MOST_POSITIONS]],
+        "growth": escape_line("; ".join(answer.says for answer in c.normal), 4000) or None,
+        "tokens": [quote(text, 16) if text is not None else str(token) for token, text in c.tokens[:MOST_POSITIONS]],
         "prefill": c.n_prefill,
         "steps": [
-            step and [shown(step.tap, 60), step.error, VERDICTS.index(step.verdict)]
+            step and [escape_line(step.tap, 60), step.error, VERDICTS.index(step.verdict)]
             for step in steps(c.rows, len(c.tokens))[:MOST_POSITIONS]
         ],
         "slots": [_slots(side) for side in slots(c.rows)],
@@ -62,7 +62,7 @@ def data_of(c: Comparison, closeups: int) -> dict[str, Any]:
 def side_names(c: Comparison) -> tuple[str, str]:
     """What both sides are called."""
     candidate = "exact arithmetic" if c.is_engine else str(c.candidate.get("name") or "the candidate")
-    return shown(str(c.baseline.get("name") or "the baseline"), 30), shown(candidate, 30)
+    return escape_line(str(c.baseline.get("name") or "the baseline"), 30), escape_line(candidate, 30)
 
 
 def _first(rows: Sequence[Row], leading: int | None, count: int) -> list[int]:
@@ -76,22 +76,22 @@ def _cell(row: Row, column: int) -> list[Any]:
     local, drift = row.local, row.drift
     place = ", ".join(map(str, local.index)) if local else ""
     values = {
-        "tap": shown(row.tap, 60), "column": column, "layer": row.layer, "verdict": VERDICTS.index(row.verdict),
-        "op": shown(row.op, 30), "weight": _weight(row), "shape": " x ".join(map(str, row.shape)),
+        "tap": escape_line(row.tap, 60), "column": column, "layer": row.layer, "verdict": VERDICTS.index(row.verdict),
+        "op": escape_line(row.op, 30), "weight": _weight(row), "shape": " x ".join(map(str, row.shape)),
         "own": local.nmse if local else None, "limit": local.limit if local else None, "times": over_limit(row),
         "arithmetic": local.arithmetic if local else None, "place": place,
         "expected": local.expected if local else None, "recorded": local.recorded if local else None,
         "drift": drift.nmse if drift else None, "rounding": row.ratio_to_noise,
         "cosine": drift.cosine if drift else None, "mean_drift": drift.mean_drift if drift else None,
-        "rms_ratio": row.rms_ratio, "span": ", ".join(shown(name, 40) for name in row.span[:4]),
-        "why": shown(row.explained, 300) if row.explained else None,
+        "rms_ratio": row.rms_ratio, "span": ", ".join(escape_line(name, 40) for name in row.span[:4]),
+        "why": escape_line(row.explained, 300) if row.explained else None,
         **_moments("b", row.baseline), **_moments("c", row.candidate),
     }  # fmt: skip
     return [values[name] for name in CELL]
 
 
 def _weight(row: Row) -> str | None:
-    return shown(f"{row.weight} {row.weight_type or ''}".rstrip(), 80) if row.weight else None
+    return escape_line(f"{row.weight} {row.weight_type or ''}".rstrip(), 80) if row.weight else None
 
 
 def _moments(side: str, stats: Stats | None) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _moments(side: str, stats: Stats | None) -> dict[str, Any]:
 def _slots(side: CacheSide) -> dict[str, Any]:
     """One side of the cache."""
     return {
-        "side": side.side, "word": shown(side.word, 40), "stored": side.stored, "layers": side.layers,
+        "side": side.side, "word": escape_line(side.word, 40), "stored": side.stored, "layers": side.layers,
         "verdict": VERDICTS.index(side.verdict), "errors": side.errors, "wrong": side.wrong[:MOST_POSITIONS],
         "count": len(side.wrong),
     }  # fmt: skip
@@ -127,7 +127,7 @@ def _top(token: TopToken) -> list[Any]:
 
 
 def _token(number: int, text: str | None) -> str:
-    return quoted(text, 20) if text is not None else f"token {number}"
+    return quote(text, 20) if text is not None else f"token {number}"
 
 
 def _rounded(value: Any) -> Any:

@@ -12,7 +12,7 @@ from llamadiff.judge.verdict import MATCH, UNCHECKED, WRONG, is_right, worst_of
 from llamadiff.numerics.metrics import decibels
 from llamadiff.report.facts import model_facts, run_fact, settings_of, told_tokens
 from llamadiff.report.formats import About
-from llamadiff.report.github import again, code, fitted, folded, prose, table, token
+from llamadiff.report.github import again, code, fit_sections, fold, prose, table, token
 from llamadiff.report.tables import tables_of
 from llamadiff.report.terminal.escape import number, times, tiny
 from llamadiff.report.terminal.tap_lines import layer_lines, own_error, times_limit
@@ -32,7 +32,7 @@ _CHECKED = 400  # traces that a table lists
 
 def to_markdown(comparison: Comparison, about: About) -> str:
     """The report, no longer than GitHub takes."""
-    return fitted(_sections(comparison, about))
+    return fit_sections(_sections(comparison, about))
 
 
 def checks_to_markdown(results: Sequence[tuple[Path, Comparison]], about: About) -> str:
@@ -49,7 +49,7 @@ def checks_to_markdown(results: Sequence[tuple[Path, Comparison]], about: About)
         table(("", "run", ""), lines),
     ]
     wrong = [each for each in results if not is_right(each[1].verdict)]
-    return fitted(chain(head, again(about), *(_checked(path, result) for path, result in wrong)))
+    return fit_sections(chain(head, again(about), *(_checked(path, result) for path, result in wrong)))
 
 
 def _checked(path: Path, result: Comparison) -> Iterator[str]:
@@ -129,7 +129,7 @@ def _tables(c: Comparison) -> Iterator[str]:
     """What slices found besides."""
     for title, titles, cells in tables_of(c):
         written = table(titles, [tuple(code(cell, 80) if cell else "" for cell in line) for line in cells])
-        yield folded(title, written) if len(cells) > _FEW_LAYERS else f"**{title}**\n\n{written}"
+        yield fold(title, written) if len(cells) > _FEW_LAYERS else f"**{title}**\n\n{written}"
 
 
 def _names(c: Comparison) -> tuple[str, str]:
@@ -174,7 +174,7 @@ def _layers(c: Comparison) -> Iterator[str]:
     left = f"\n\n{len(lines) - _LAYERS} more layers are in the JSON report." if len(lines) > _LAYERS else ""
     written = f"{table(titles, cells)}{left}"
     title = f"{len(lines)} parts of the model, from the embedding to the logits"
-    yield folded(title, written) if len(lines) > _FEW_LAYERS else f"**Layers**\n\n{written}"
+    yield fold(title, written) if len(lines) > _FEW_LAYERS else f"**Layers**\n\n{written}"
 
 
 def _normal(c: Comparison) -> Iterator[str]:
@@ -183,7 +183,7 @@ def _normal(c: Comparison) -> Iterator[str]:
     if found is not None:
         told = [f"- {prose(answer.says, 1000)}" for answer in found.answers]
         usual = [f"- usual: {prose(each.what, 600)} ({prose(each.source, 300)})" for each in found.usual]
-        yield folded("Is it normal?", "\n".join([*told, *usual]))
+        yield fold("Is it normal?", "\n".join([*told, *usual]))
 
 
 def _logits(c: Comparison) -> Iterator[str]:

@@ -21,7 +21,7 @@ from llamadiff.judge.verdict import MATCH, NOISE, SEVERITY, UNCHECKED, WRONG, wo
 from llamadiff.report.facts import decode_steps, mistakes, model_facts, run_fact, settings_of, side_facts
 from llamadiff.report.formats import About, command_line
 from llamadiff.report.tables import tables_of
-from llamadiff.report.terminal.escape import quoted, shown, times, tiny
+from llamadiff.report.terminal.escape import escape_line, quote, times, tiny
 from llamadiff.report.terminal.tap_lines import over_limit
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.diagnosis import Diagnosis
@@ -73,7 +73,7 @@ def _page(results: Sequence[tuple[str | None, Comparison]], about: About) -> str
     """The page, with as many pictures as it has room for: those of the worst reports first."""
     sheets = [_sheet(number, name, result) for number, (name, result) in enumerate(results)]
     verdicts = [result.verdict for _, result in results]
-    refused = [(shown(path.as_posix(), 200), shown(reason, 1000)) for path, reason in about.refused]
+    refused = [(escape_line(path.as_posix(), 200), escape_line(reason, 1000)) for path, reason in about.refused]
     order = sorted(range(len(results)), key=lambda number: -SEVERITY.index(verdicts[number]))
     text = ""
     for closeups, share in SIZES:
@@ -126,36 +126,38 @@ def _digest(text: str) -> str:
 
 def _sheet(number: int, name: str | None, c: Comparison) -> dict[str, Any]:
     """What is said of one comparison in words."""
-    model = shown(str(c.model.get("file") or "no model"), 80)
+    model = escape_line(str(c.model.get("file") or "no model"), 80)
     return {
         "number": number,
-        "name": None if name is None else shown(name, 200),
+        "name": None if name is None else escape_line(name, 200),
         "verdict": c.verdict,
         "glyph": GLYPHS[c.verdict],
-        "headline": shown(c.headline, 1000),
-        "proof": [shown(clause, 2000) for clause in c.proof],
-        "model": (model, ", ".join(shown(fact, 60) for fact in model_facts(c.model, full=False))),
+        "headline": escape_line(c.headline, 1000),
+        "proof": [escape_line(clause, 2000) for clause in c.proof],
+        "model": (model, ", ".join(escape_line(fact, 60) for fact in model_facts(c.model, full=False))),
         "sides": [_side(role, side) for role, side in (("baseline", c.baseline), ("candidate", c.candidate))],
         "names": side_names(c),
         "run": run_fact(c),
         "chips": _chips(c),
         "left_out": max(0, len(c.tokens) - HEAD - TAIL) if len(c.tokens) > MANY else 0,
         "before": [
-            (check.verdict, shown(check.name, 60), shown(check.found, 1000))
+            (check.verdict, escape_line(check.name, 60), escape_line(check.found, 1000))
             for check in c.preflight
             if check.verdict != MATCH
         ],
         "causes": [_cause(d, c) for d in c.diagnosis[:12]],
-        "steps": [shown(step, 1000) for step in c.next_steps[:8] if step not in {fix_step(d) for d in mistakes(c)}],
+        "steps": [
+            escape_line(step, 1000) for step in c.next_steps[:8] if step not in {fix_step(d) for d in mistakes(c)}
+        ],
         "tables": [
-            (name, titles, [[shown(cell, 80) for cell in line] for line in cells])
+            (name, titles, [[escape_line(cell, 80) for cell in line] for line in cells])
             for name, titles, cells in tables_of(c)
         ],
-        "wrong": [shown(row.tap, 60) for row in c.wrong[:WRONG_TAPS]],
+        "wrong": [escape_line(row.tap, 60) for row in c.wrong[:WRONG_TAPS]],
         "more_wrong": max(0, len(c.wrong) - WRONG_TAPS),
         "tiles": _tiles(c),
         "closest": _closest(c),
-        "sha256": shown(str(c.model.get("sha256") or ""), 80),
+        "sha256": escape_line(str(c.model.get("sha256") or ""), 80),
         "seconds": f"{c.timing['total_s']:.1f} s" if "total_s" in c.timing else "",
     }
 
@@ -169,7 +171,7 @@ def _tiles(c: Comparison) -> list[tuple[str, str]]:
     elif closest := _closest(c):
         tiles.append(("least headroom below a limit", closest[0][-1]))
     if c.rows and c.rows[-1].ratio_to_noise is not None:
-        tiles.append((f"drift / rounding at {shown(c.rows[-1].tap, 40)}", times(c.rows[-1].ratio_to_noise)))
+        tiles.append((f"drift / rounding at {escape_line(c.rows[-1].tap, 40)}", times(c.rows[-1].ratio_to_noise)))
     if c.logits is not None and c.logits.rows:
         tiles.append(("next tokens agree", f"{c.logits.agreeing} / {c.logits.rows}"))
     return tiles
@@ -180,7 +182,7 @@ def _closest(c: Comparison) -> list[tuple[str, str, str, str]]:
     judged = [(over_limit(row) or 0.0, row, row.local) for row in c.rows if row.local is not None]
     judged = sorted(judged, key=lambda each: -each[0])[:CLOSEST] if not c.wrong else []
     return [
-        (shown(row.tap, 60), tiny(local.nmse), tiny(local.limit), times(1 / over))
+        (escape_line(row.tap, 60), tiny(local.nmse), tiny(local.limit), times(1 / over))
         for over, row, local in judged
         if local is not None and over > 0
     ]
@@ -189,23 +191,25 @@ def _closest(c: Comparison) -> list[tuple[str, str, str, str]]:
 def _side(role: str, producer: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "role": role,
-        "name": shown(str(producer.get("name") or "unnamed"), 60),
-        "version": shown(str(producer.get("version") or ""), 120),
-        "unusual": ", ".join(shown(fact, 60) for fact in side_facts(producer, full=False)),
-        "settings": [shown(setting, 80) for setting in settings_of(producer)[:40]],
+        "name": escape_line(str(producer.get("name") or "unnamed"), 60),
+        "version": escape_line(str(producer.get("version") or ""), 120),
+        "unusual": ", ".join(escape_line(fact, 60) for fact in side_facts(producer, full=False)),
+        "settings": [escape_line(setting, 80) for setting in settings_of(producer)[:40]],
     }
 
 
 def _cause(d: Diagnosis, c: Comparison) -> dict[str, Any]:
     known = d.known
     return {
-        "name": shown(say.names(d.causes), 120) if known else "unknown",
+        "name": escape_line(say.names(d.causes), 120) if known else "unknown",
         "harmless": d.harmless,
-        "says": shown(headline(d, c.rows), 1000),
-        "proof": [shown(clause, 1000) for clause in proof(d, c.rows)] if known else [shown(say.nearest(d), 1000)],
-        "fix": shown(say.fix(d), 1000) if known else "",
-        "source": shown(d.causes[0].source, 200) if known else "",
-        "tap": shown(d.tap, 60),
+        "says": escape_line(headline(d, c.rows), 1000),
+        "proof": [escape_line(clause, 1000) for clause in proof(d, c.rows)]
+        if known
+        else [escape_line(say.nearest(d), 1000)],
+        "fix": escape_line(say.fix(d), 1000) if known else "",
+        "source": escape_line(d.causes[0].source, 200) if known else "",
+        "tap": escape_line(d.tap, 60),
     }
 
 
@@ -213,7 +217,7 @@ def _chips(c: Comparison) -> list[Chip]:
     """The tokens; of many, the first and the last."""
     decoded = len(c.tokens) - decode_steps(c)
     chips = [
-        Chip(number, token, quoted(text, 24)[1:-1] if text is not None else str(token), number >= decoded)
+        Chip(number, token, quote(text, 24)[1:-1] if text is not None else str(token), number >= decoded)
         for number, (token, text) in enumerate(c.tokens)
     ]
     return chips if len(chips) <= MANY else [*chips[:HEAD], *chips[-TAIL:]]

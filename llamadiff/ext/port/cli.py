@@ -37,7 +37,7 @@ def port(
     from llamadiff.report.terminal.report import make_console
 
     asked = RunOptions(prompt, tokens, n_predict=n_predict, llama_cpp=llama_cpp)
-    refuse_collisions([("the model", model), ("the checkpoint", Path(checkpoint)), *asked.files], reports.named)
+    refuse_collisions([("the model", model), ("the checkpoint", Path(checkpoint)), *asked.files], reports.output_files)
     with progress() as shown:
         found = run_port(model, checkpoint, asked.run(), How(progress=shown))
     reports.write(found, lambda each: print_port(each, make_console()))

@@ -41,7 +41,7 @@ def print_port(found: Port, console: Console) -> None:
     for line in _counted(found):
         page.paragraph("       ", page.data(line))
     if found.prompt is not None:
-        page.paragraph("       prompt     ", page.quoted(found.prompt, 60))
+        page.paragraph("       prompt     ", page.quote(found.prompt, 60))
 
 
 def headline(found: Port) -> str:

@@ -56,7 +56,7 @@ def tokens(
     from llamadiff.report.terminal.report import make_console
     from llamadiff.system.errors import UserError
 
-    refuse_collisions([("the model", model), ("the texts", texts)], reports.named)
+    refuse_collisions([("the model", model), ("the texts", texts)], reports.output_files)
     settings = settings_of(llama_cpp)
     if back:
         if candidate is None:
@@ -94,7 +94,7 @@ def template(
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
 
-    refuse_collisions([("the model", model), ("the candidate", Path(candidate))], reports.named)
+    refuse_collisions([("the model", model), ("the candidate", Path(candidate))], reports.output_files)
     with progress() as shown:
         found = run_template(model, candidate, timeout, shown)
     reports.write(found, lambda each: print_templates(each, make_console()))

@@ -15,7 +15,7 @@ from llamadiff.candidates.command import tail_of, words_of
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system.errors import UserError
 from llamadiff.system.python_child import how_it_ended
-from llamadiff.system.supervised import Supervised, supervised
+from llamadiff.system.supervised import Supervised, supervise
 from llamadiff.trace.stated import parse_json, reason
 
 PATIENCE = 60.0  # seconds that one answer may take
@@ -96,7 +96,7 @@ def talking(spec: str, patience: float = PATIENCE) -> Iterator[Talker]:
     with ExitStack() as stack:
         log = Path(stack.enter_context(scratch_directory())) / "log"
         output = stack.enter_context(log.open("wb"))
-        command = stack.enter_context(supervised(words, {"stdin": PIPE, "stdout": PIPE, "stderr": output}))
+        command = stack.enter_context(supervise(words, {"stdin": PIPE, "stdout": PIPE, "stderr": output}))
         yield Talker(words[0], command, log, patience)
 
 

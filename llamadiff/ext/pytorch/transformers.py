@@ -54,7 +54,7 @@ def files(spec: str) -> Iterator[Path]:
         yield from (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else (path,)
 
 
-def opened(spec: str) -> CandidateSource:
+def open_source(spec: str) -> CandidateSource:
     """The model, which is loaded once the tokens are known."""
     if find_spec("torch") is None or find_spec("transformers") is None:
         raise UserError("--candidate transformers: needs torch and transformers: pip install 'llamadiff[transformers]'")

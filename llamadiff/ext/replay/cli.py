@@ -28,7 +28,7 @@ def replay(
     from llamadiff.ext.replay.run import run_ops
     from llamadiff.result.comparison import verdict_of
 
-    refuse_collisions([("the op", path) for path in paths], reports.named)
+    refuse_collisions([("the op", path) for path in paths], reports.output_files)
     found = run_ops(paths, settings_of(llama_cpp))
     reports.write(found, lambda runs: typer.echo("\n".join(map(line_of, runs))))
     finish(verdict_of(found))

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from llamadiff.ext.replay.result import OpRun
 from llamadiff.judge.verdict import WRONG
 from llamadiff.report.formats import About
-from llamadiff.report.github import again, block, code, fitted, prose, table
-from llamadiff.report.terminal.escape import number, shown, tiny
+from llamadiff.report.github import again, block, code, fit_sections, prose, table
+from llamadiff.report.terminal.escape import escape_line, number, tiny
 
 _MOST_OPS = 40  # that a block tells of
 
@@ -16,8 +16,8 @@ _MOST_OPS = 40  # that a block tells of
 def line_of(run: OpRun) -> str:
     """What the terminal says of one op."""
     return (
-        f"{run.verdict.upper():6} {shown(run.name)}: {run.op} {run.inputs} on {shown(run.device)}: own error "
-        f"{run.error:.1e}, limit {run.limit:.0e}; {run.recorded:.1e} where it was saved{_why(run)}"
+        f"{run.verdict.upper():6} {escape_line(run.name)}: {run.op} {run.inputs} on {escape_line(run.device)}: own "
+        f"error {run.error:.1e}, limit {run.limit:.0e}; {run.recorded:.1e} where it was saved{_why(run)}"
     )
 
 
@@ -28,7 +28,7 @@ def _why(run: OpRun) -> str:
 def to_markdown(runs: Sequence[OpRun], about: About) -> str:
     """The runs, those that are wrong first, no longer than GitHub takes."""
     ordered = sorted(runs, key=lambda run: (run.verdict != WRONG, not run.problem))
-    return fitted(_sections(ordered[:_MOST_OPS], len(runs), about))
+    return fit_sections(_sections(ordered[:_MOST_OPS], len(runs), about))
 
 
 def _sections(runs: Sequence[OpRun], count: int, about: About) -> Iterator[str]:
@@ -64,7 +64,7 @@ def _cells(run: OpRun) -> Iterable[str]:
 
 def _lines(runs: Sequence[OpRun]) -> Iterator[str]:
     """The ops as ggml's own tests read them, which make up the inputs."""
-    lines = list(dict.fromkeys(shown(run.line.strip(), 2000) for run in runs))
+    lines = list(dict.fromkeys(escape_line(run.line.strip(), 2000) for run in runs))
     if any(lines):
         yield "The same for `test-backend-ops test --test-file FILE`, on inputs of its own:"
         yield block("\n".join(lines))

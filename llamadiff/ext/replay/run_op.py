@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from llamadiff.llamacpp.devices import named
+from llamadiff.llamacpp.devices import find_device
 from llamadiff.llamacpp.interface import Device, Library
 from llamadiff.llamacpp.layout import Address, InitParams, declare, ggml_context
 from llamadiff.llamacpp.request import Request, Say
@@ -65,7 +65,7 @@ class OpRunner:
     def __init__(self, library: Library, device: str) -> None:
         self.ggml, self.lib = library.ggml, library.lib
         declare(self.lib, _FUNCTIONS)
-        self.device: Device = named(library, device or "CPU")
+        self.device: Device = find_device(library, device or "CPU")
         self.backend = self.lib.ggml_backend_dev_init(self.device.address, None)
 
     def run(self, op: SavedOp, give: Callable[[Tensor], None]) -> None:
@@ -144,4 +144,4 @@ def run_ops(library: Library, request: Request, say: Say, feed: Feed) -> None:
 
 
 def _tell_result(feed: Feed, number: int, node: Tensor) -> None:
-    feed.send({"ran": number, "node": node.said()}, node.data)
+    feed.send({"ran": number, "node": node.to_dict()}, node.data)

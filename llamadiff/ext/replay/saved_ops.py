@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llamaref.weights import block_sizes, encoded
+from llamaref.weights import block_sizes, encode
 from numpy.typing import NDArray
 
 from llamadiff.ext.graph.repro import load, memory_of, reach
@@ -45,7 +45,7 @@ def run_saved(
         if child.runner and child.ask(Request(""), silent)["order"] != sys.byteorder:
             raise UserError(f"runner={child.runner}: its bytes are in another order than those that were saved")
         answer = child.ask(request, progress, hear)
-    return found, answer["device"], EightBits.told(answer, BYTE_ORDERS[sys.byteorder])
+    return found, answer["device"], EightBits.from_answer(answer, BYTE_ORDERS[sys.byteorder])
 
 
 def _described(path: Path) -> str:
@@ -70,7 +70,7 @@ def _bytes(values: Array, kind: str, sizes: Sequence[int], strides: Sequence[int
         room[: values.size] = values.reshape(-1)[: room.size]
         return room
     is_plain = kind in NUMPY_TYPES  # or else blocks of a quantized cache: what was decoded comes back as it was
-    rows = _stored(values, kind) if is_plain else encoded(kind, np.ascontiguousarray(values, np.float32))
+    rows = _stored(values, kind) if is_plain else encode(kind, np.ascontiguousarray(values, np.float32))
     steps = (*reversed(strides[1:]), strides[0] if is_plain else 1)
     shape = (*[1] * (4 - rows.ndim), *rows.shape)
     np.ndarray(shape, rows.dtype, room, strides=steps)[...] = rows.reshape(shape)

@@ -21,7 +21,7 @@ class Server(Slice):
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.server.candidate",)
 
-    def comparing(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
+    def comparison_of(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
         from llamadiff.ext.server.candidate import matches
 
         if how.steps is not None or not isinstance(candidate, str) or not matches(candidate):

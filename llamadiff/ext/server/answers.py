@@ -111,7 +111,7 @@ def read_answers(path: Path) -> Answers:
     if not found.tokens or not 0 < found.n_prefill <= len(found.tokens):
         raise UserError(f"{path}: n_prefill is {found.n_prefill} of {len(found.tokens)} tokens; {AGAIN}")
     if any(not 0 < n <= len(found.tokens) for n in found.rows):
-        raise UserError(f"{path}: speaks of more than its {len(found.tokens)} tokens; {AGAIN}")
+        raise UserError(f"{path}: has entries past its {len(found.tokens)} tokens; {AGAIN}")
     return found
 
 

@@ -44,7 +44,7 @@ def files(spec: str) -> Iterable[Path]:
     return [] if is_server(spec) else [Path(spec)]
 
 
-def opened(spec: str) -> CandidateSource:
+def open_source(spec: str) -> CandidateSource:
     """The server, which is asked once the tokens are known; or the answers, which state them."""
     if is_server(spec):
         return CandidateSource(partial(_asked, spec))

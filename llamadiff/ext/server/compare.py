@@ -28,7 +28,7 @@ from llamadiff.engines.capture_request import request_for, text_request
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.own_graph import own_graph
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
+from llamadiff.engines.select import after_what_the_engine_said, capture_run, in_engine
 from llamadiff.ext.explain.solve import ROPE_BASE, ROPE_FACTOR
 from llamadiff.ext.loss.trials import FilePair, trial_logits
 from llamadiff.ext.prompt.chat_template import render
@@ -121,7 +121,7 @@ class _LlamaCpp:
         request = request_for(self.engine or self.file, run, self.folder / "baseline.safetensors")
         if self.engine is not None:
             request = replace(request, wanted=(LOGITS,))
-        return captured(self.engine, request, self.how.progress, self.child)
+        return capture_run(self.engine, request, self.how.progress, self.child)
 
     def logits(self, tokens: Sequence[int], spec: str = "", other: Path | None = None) -> Array:
         """Those of tokens, [token, vocab], with other settings, or of another file."""
@@ -169,7 +169,7 @@ class _Case:
         found = None if right else self._other_settings(SETTINGS[:USUAL])
         tokens = self._other_tokens(right or found is not None)
         if tokens is not None and (right or found is not None or not self.answers.by_ids):
-            return words.told(result, tokens, self.seen)
+            return words.explain_server_verdict(result, tokens, self.seen)
         if found is None and result.verdict == UNCHECKED:
             found = self._as_near_as_ways()
         found = self._left_out() if right else found or self._explained()
@@ -177,10 +177,12 @@ class _Case:
             result = self._result(quick, found.spec)
             right = result.verdict != WRONG
         if found is not None and (right or not found.spec):
-            return words.told(result, tokens if found.is_right and tokens is not None else found, self.seen)
+            return words.explain_server_verdict(
+                result, tokens if found.is_right and tokens is not None else found, self.seen
+            )
         if not right:
             result = self._result(replace(self.how, thorough=True))
-        return words.told(result, None, self.seen)
+        return words.explain_server_verdict(result, None, self.seen)
 
     def _result(self, how: How, spec: str = "") -> Comparison:
         """The judgement of the answers, by an engine that runs with settings."""

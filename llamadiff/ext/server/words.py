@@ -124,7 +124,7 @@ def shown(most: int, rows: int, tokens: int) -> str:
     return f"as far as {most} log-probabilities of {of} show" + (f" (of {tokens} tokens)" if rows < tokens else "")
 
 
-def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
+def explain_server_verdict(result: Comparison, found: Found | None, seen: str) -> Comparison:
     """A judgement of what a server said, under what explains it; nothing is said of taps, which no server has."""
     result = replace(result, missing=())
     if found is not None and not found.is_right:
@@ -132,7 +132,7 @@ def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
         kept = tuple(each for each in result.preflight if each.name != found.check)
         if found.check == "tokens" and is_right(result.verdict):
             seen = f"asked with the file's own ids it is right up to rounding, {seen}"
-        result = result.overruled(
+        result = result.overrule(
             of_answers(result.verdict, found.says, True), Message(found.says, (seen, *result.proof))
         )
         return replace(result, preflight=(*kept, check), next_steps=(found.fix,))
@@ -152,7 +152,7 @@ def told(result: Comparison, found: Found | None, seen: str) -> Comparison:
         if not is_right(result.verdict):  # what rounding in such a cache may leave, and what it leaves in llama.cpp
             proof = (found.says, *(f"so much rounding leaves an NMSE of {row.local.nmse:.1e}" for row in result.rows
                                    if row.local is not None))  # fmt: skip
-            result = result.overruled(of_answers(result.verdict, found.says, False), result.said)
+            result = result.overrule(of_answers(result.verdict, found.says, False), result.said)
     return replace(result, headline=f"{headline}, {seen}", proof=proof, next_steps=(AFTER,))
 
 

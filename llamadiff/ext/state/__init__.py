@@ -29,7 +29,7 @@ class State(Slice):
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.state.candidate",)
 
-    def comparing(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
+    def comparison_of(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
         if how.steps is None:
             return None
         from llamadiff.ext.state.stepwise import compare_steps

@@ -9,7 +9,7 @@ from pathlib import Path
 from llamadiff.candidates.source import CandidateSource, Context
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.run_spec import Run
-from llamadiff.engines.select import captured
+from llamadiff.engines.select import capture_run
 from llamadiff.ext.state.variation import PREFIX, schedule_of, varied
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.request import Request
@@ -27,7 +27,7 @@ def files(spec: str) -> Iterable[Path]:
     return ()
 
 
-def opened(spec: str) -> CandidateSource:
+def open_source(spec: str) -> CandidateSource:
     """A run of llama.cpp with other settings, of another build, or with its tokens in other batches."""
     if schedule_of(spec) is not None:
         raise UserError(
@@ -42,4 +42,4 @@ def _run(spec: str, context: Context) -> Trace:
     with scratch_directory() as folder:
         run = Run(tokens=context.tokens, settings=context.place)
         request = text_request(context.model, run, Path(folder) / "varied.safetensors")
-        return captured(context.model, varied(request, spec), context.progress)[1]
+        return capture_run(context.model, varied(request, spec), context.progress)[1]

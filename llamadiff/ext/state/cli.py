@@ -44,7 +44,7 @@ def variants(
     from llamadiff.report.terminal.report import make_console
 
     asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp)
-    refuse_collisions([("the model", model), *asked.files], reports.named)
+    refuse_collisions([("the model", model), *asked.files], reports.output_files)
     with progress() as shown:
         how = How(progress=shown, pictures=reports.pictures)
         random = (f"schedule={schedule},seed={seed}",) if schedule else ()

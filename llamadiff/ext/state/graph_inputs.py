@@ -103,7 +103,7 @@ class GraphInputs:
             return
         self._told[source.address] = told
         event: dict[str, Any] = {"given": what, "cache": cache, "start": start, "rows": rows, "shape": [*shape],
-                                 "tensor": source.said()}  # fmt: skip
+                                 "tensor": source.to_dict()}  # fmt: skip
         self.feed.send(event, *([] if is_same else [data]))
 
 

@@ -61,7 +61,7 @@ class Inputs:
             **dict.fromkeys((given.CLEARED, given.READ, given.MOVED, given.WRITTEN), self._states),
         }  # fmt: skip
 
-    def within(self, length: int | None) -> None:
+    def set_window(self, length: int | None) -> None:
         """Some of the model's layers may have a window of this length, of either kind; None: llama.cpp does not say."""
         self.knows_windows = length is not None
         self.windows = [Window(), Window(length), Window(length, chunked=True)] if length else [Window()]
@@ -140,7 +140,7 @@ class Inputs:
 
     # -- what passes were given ----------------------------------------------------------------------------------------
 
-    def told(self, answer: Mapping[str, Any], data: Sequence[Any], order: str) -> None:
+    def check_node(self, answer: Mapping[str, Any], data: Sequence[Any], order: str) -> None:
         """One thing that nodes of a pass read."""
         self.now += 1
         values = np.array(answer.get("ids", []))

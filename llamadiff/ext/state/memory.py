@@ -10,7 +10,7 @@ from pathlib import Path
 from llamadiff.llamacpp.interface import Handle, Library, Room
 from llamadiff.llamacpp.layout import Address, declare
 from llamadiff.llamacpp.request import Request, Say
-from llamadiff.llamacpp.session import Quiet, asked, load, made_context
+from llamadiff.llamacpp.session import Quiet, ask_model, load, made_context
 from llamadiff.llamacpp.steps import CLEAR, COPY, GET, LOAD, REMOVE, SAVE, SET, SHIFT, Step
 from llamadiff.llamacpp.tensor_transport import Feed
 from llamadiff.system.errors import UserError
@@ -93,7 +93,7 @@ def tell_memory(library: Library, request: Request, say: Say, feed: Feed) -> Non
         context = made_context(library, model, request, Room(256, 32, 32, 2, *kind, request.settings.flash_attn, 1))
         memory = library.lib.llama_get_memory(context)
         shifts = bool(memory) and bool(library.lib.llama_memory_can_shift(memory))
-        states = any(asked(library.lib, name, model, ctypes.c_bool) for name in STATES)
+        states = any(ask_model(library.lib, name, model, ctypes.c_bool) for name in STATES)
         declare(library.lib, dict.fromkeys(_KNOWN, (ctypes.c_int32, Address)), "llama.cpp")
         rope, window = (getattr(library.lib, name)(model) for name in _KNOWN)
         say(states=states, window=window, shifts=shifts, turns=rope != NO_ROPE)

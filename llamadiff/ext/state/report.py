@@ -14,7 +14,7 @@ from llamadiff.ext.state.result import DEFAULT, Variant, Variants
 from llamadiff.ext.state.variation import PREFIX
 from llamadiff.judge.verdict import WRONG
 from llamadiff.report.json import in_json
-from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.escape import escape_line
 from llamadiff.report.terminal.page import Page
 
 SCHEMA = "llamadiff.variants/1"
@@ -33,10 +33,12 @@ _FORM = "{:22} {:>5} {:16} {:>10} {:>6} {:9} {:>5}"
 def print_variants(found: Variants, console: Console) -> None:
     """A line for each, and what is to be said of those that are wrong."""
     page = Page(console)
-    console.print(Text(f"{shown(str(found.model['file']))} ({found.model['architecture']}), {_tokens(found)}", "bold"))
+    console.print(
+        Text(f"{escape_line(str(found.model['file']))} ({found.model['architecture']}), {_tokens(found)}", "bold")
+    )
     if found.prompt is not None:
-        console.print(Text(page.quoted(found.prompt, 60)))
-    console.print(Text(f"{shown(str(found.baseline.get('version', 'llama.cpp')))}\n"))
+        console.print(Text(page.quote(found.prompt, 60)))
+    console.print(Text(f"{escape_line(str(found.baseline.get('version', 'llama.cpp')))}\n"))
     console.print(Text(_FORM.format(*_HEAD).rstrip()))
     for row in found.rows:
         console.print(Text(_line(row), page.style_of(row.verdict) if row.verdict == WRONG else ""))
@@ -52,9 +54,9 @@ def print_variants(found: Variants, console: Console) -> None:
 def _note(row: Variant) -> str:
     """What has no room in a line of the table."""
     if row.wrong:
-        return shown(row.headline)
+        return escape_line(row.headline)
     if row.failed and row.steps:
-        return shown(row.failed)
+        return escape_line(row.failed)
     return _failure(row) if row.failed and len(_failure(row)) > _REST else ""
 
 
@@ -75,7 +77,7 @@ def _line(row: Variant) -> str:
 
 def _failure(row: Variant) -> str:
     """What became of it, in a few words: ``died of SIGSEGV in 0.4 s``, or llama.cpp's own."""
-    said = shown(row.failed.partition(";")[0])
+    said = escape_line(row.failed.partition(";")[0])
     if said.startswith("llama.cpp died of "):
         return f"{said.removeprefix('llama.cpp ').partition(':')[0]} in {row.seconds:.1f} s"
     quoted = _QUOTED.search(said)
@@ -96,7 +98,7 @@ def _first(row: Variant) -> str:
     if row.name != DEFAULT and logits.top1_agree:
         return "same"
     token = logits.candidate_top[0]
-    return _cut(str(token.id) if token.text is None else shown(json.dumps(token.text, ensure_ascii=False)), 9)
+    return _cut(str(token.id) if token.text is None else escape_line(json.dumps(token.text, ensure_ascii=False)), 9)
 
 
 def _cut(text: str, width: int) -> str:

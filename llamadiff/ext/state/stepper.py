@@ -58,7 +58,7 @@ class Stepper(Observer):
         self.contexts.clear()
         self.given.begin()
         self.room = step.of
-        context = self._made(self.request.settings)
+        context = self._make_context(self.request.settings)
         self.remembers = bool(self.lib.llama_get_memory(context))
         self.n_ctx = int(self.lib.llama_n_ctx(context))
         self.memory = Memory(self.library, context, self.memory.kept if hasattr(self, "memory") else {})
@@ -141,6 +141,6 @@ class Stepper(Observer):
     def _is_wanted(self, name: str) -> bool:
         return bool(self.own) and not name.startswith(RAW) and super()._is_wanted(name)
 
-    def _found(self, name: str) -> dict[str, Any]:
+    def _row_words(self, name: str) -> dict[str, Any]:
         held = self.cells.get(self.caches.get(layer_of(name) or 0, ""), {}) if name.startswith((RAW, SEEN)) else {}
         return {"places": self.own, "of": self.many, "cells": [*held.items()]}

@@ -17,7 +17,7 @@ from llamadiff.candidates.source import Context
 from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.engines.select import captured, in_engine
+from llamadiff.engines.select import capture_run, in_engine
 from llamadiff.ext.state.history import History, Row
 from llamadiff.ext.state.schedule import alone
 from llamadiff.ext.state.steps_file import FileStep, read_steps
@@ -77,7 +77,7 @@ def _carried_out(
         command.carry_out(candidate, context, out, steps=str(steps_file.resolve()))
         for step in steps:
             if step.tokens:
-                place = command.written(
+                place = command.find_output(
                     out / str(step.number), f"step {step.number}, {step.words}", f"{{out}}/{step.number}"
                 )
                 said[step.number] = _read(place, step, replace(context, tokens=step.tokens, n_prefill=len(step.tokens)))
@@ -126,7 +126,7 @@ class _Lives:
         """llama.cpp's run of a sequence in the same batches, with nobody beside, and what goes through it again."""
         tokens, batches = tuple(self.history.rows[number].token for number in life), tuple(self._batches(life))
         request = replace(self.request, tokens=tokens, batches=batches, n_prefill=batches[0])
-        return captured(self.engine, request, self.how.progress, self.child)
+        return capture_run(self.engine, request, self.how.progress, self.child)
 
     def _first_wrong(self, life: Sequence[int]) -> tuple[int, int]:
         """The number of the step in which a sequence is wrong first, and how many rows it has then."""

@@ -14,7 +14,7 @@ from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.own_graph import needed_graph
 from llamadiff.engines.run_spec import USUAL, How, Run
-from llamadiff.engines.select import after_what_the_engine_said, captured, in_engine
+from llamadiff.engines.select import after_what_the_engine_said, capture_run, in_engine
 from llamadiff.ext.state.result import DEFAULT, Variant, Variants
 from llamadiff.ext.state.schedule import at_random
 from llamadiff.ext.state.scheduled import Shortening, abilities, run_schedule
@@ -55,7 +55,7 @@ def run_variants(
             varied(replace(request, tokens=request.tokens or STAND_IN), name)  # what is no setting is said first
         started = time.perf_counter()
         with after_what_the_engine_said(file, used):
-            opened, baseline = captured(engine, request, how.progress, child)
+            opened, baseline = capture_run(engine, request, how.progress, child)
         seconds = time.perf_counter() - started
         known = replace(request, text=None, tokens=baseline.info.tokens, n_predict=0)
         how = replace(how, diagnose=False, partial=True)
@@ -92,7 +92,7 @@ def _tried(
         if schedule is not None:
             return _scheduled(name, default, request, how, *schedule)
         with Child(request.settings, patience) as child:
-            opened, trace = captured(default, request, how.progress, child)
+            opened, trace = capture_run(default, request, how.progress, child)
         by_nodes = _by_nodes(request, how, patience) if on_device(request) else None
         found = _compared(name, opened, baseline, trace, time.perf_counter() - started, how, by_nodes)
         is_seen = by_nodes is not None or not request.settings.on_device

@@ -40,7 +40,7 @@ def sweep(
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
 
-    refuse_collisions([("the sweep file", plan)], reports.named)
+    refuse_collisions([("the sweep file", plan)], reports.output_files)
     folder = out if out is not None else plan.with_suffix(".results")
     with progress() as shown:
 

@@ -15,7 +15,7 @@ from llamadiff.ext.sweep.case import SweepRow
 from llamadiff.ext.sweep.run import Sweep
 from llamadiff.judge.verdict import is_right
 from llamadiff.report.github import code, prose, table
-from llamadiff.report.terminal.escape import quoted, shown, tiny
+from llamadiff.report.terminal.escape import escape_line, quote, tiny
 from llamadiff.report.terminal.page import STRONG, Page
 
 TITLES = ("model", "candidate", "settings", ">cases", ">right", ">wrong", ">refused", ">worst own", ">worst KL", ">s")
@@ -68,7 +68,7 @@ def _not_right(sweep: Sweep) -> list[list[SweepRow]]:
 def _prompts(rows: Sequence[SweepRow]) -> str:
     others = len(rows) - 1
     more = f" and {others} more case{'s' * (others > 1)}" if others else ""
-    return f"{quoted(rows[0].prompt, 40)}{more}"
+    return f"{quote(rows[0].prompt, 40)}{more}"
 
 
 def _reason(row: SweepRow) -> str:
@@ -90,7 +90,8 @@ def _name(row: SweepRow) -> str:
 def line_of(row: SweepRow, done: int, of: int) -> str:
     """One line for a case that has just been done."""
     what = row.refused or row.headline
-    return f"{done}/{of}  {row.verdict.upper():9} {shown(_name(row), 60)}  {row.seconds:.1f} s  {shown(what, 90)}"
+    name = escape_line(_name(row), 60)
+    return f"{done}/{of}  {row.verdict.upper():9} {name}  {row.seconds:.1f} s  {escape_line(what, 90)}"
 
 
 def print_sweep(sweep: Sweep, console: Console) -> None:

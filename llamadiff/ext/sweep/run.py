@@ -13,7 +13,7 @@ from llamadiff.ext.sweep.case import SweepRow, run_case, unjudged
 from llamadiff.ext.sweep.plan import SweepCase, read_plan
 from llamadiff.ext.sweep.store import Store
 from llamadiff.judge.verdict import worst_of
-from llamadiff.verbs.workers import Died, cores, surviving
+from llamadiff.verbs.workers import Died, cores, map_surviving
 
 DEAD = "the processes that ran it were killed, one after the other, perhaps for want of memory; try --jobs 1"
 Tell = Callable[[SweepRow, int, int], None]  # a row that is new, how many are done, of how many
@@ -66,5 +66,5 @@ def _rows(cases: Sequence[SweepCase], jobs: int, scheduler: str | None) -> Gener
         return
     processes = min(jobs or cores(), len(cases))
     threads = max(1, cores() // processes)
-    for case, row in surviving(partial(run_case, threads=threads), cases, processes):  # they share the cores
+    for case, row in map_surviving(partial(run_case, threads=threads), cases, processes):  # they share the cores
         yield unjudged(case, DEAD) if isinstance(row, Died) else row

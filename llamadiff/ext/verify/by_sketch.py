@@ -69,7 +69,7 @@ class Sketching:
 
     def seen(self, source: str, recorded: metrics.Rows, match: float, phases: Sequence[slice]) -> Sketched | None:
         """A source's values if in each phase they clearly match what one of its lanes would compute; else None."""
-        found, sizes = self.estimates(source, recorded), recorded.known().squares
+        found, sizes = self.estimates(source, recorded), recorded.measure().squares
         limits = Even.of(match, sizes, recorded.shape[1])
         chosen = [(phase, _nearest(found, sizes, phase)) for phase in phases if len(sizes[phase])]
         if not all(self._is_clear(found[policy], limits, match * sizes, phase) for phase, policy in chosen):

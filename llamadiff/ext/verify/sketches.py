@@ -45,7 +45,7 @@ class Sketches:
         self._given: dict[str, _Given] = {}  # by tap
         self._last: tuple[Array, tuple[Array, Array | None]] | None = None  # an operand, and its rows combined
 
-    def known(
+    def verified_product(
         self,
         product: WeightProduct,
         lanes: Sequence[Lane],
@@ -70,7 +70,7 @@ class Sketches:
         self._given[tap.name] = _Given(given, sketched, rows)
         return given
 
-    def finding(
+    def finding_of(
         self, tap: Tap, x: Array, lanes: Sequence[Lane], spans: Mapping[str, tuple[str, ...]]
     ) -> Finding | None:
         """That of a tap whose product was known; else None."""

@@ -14,7 +14,7 @@ from llamadiff.cli.inputs import bytes_of, range_of, settings_of
 from llamadiff.cli.options import finish
 from llamadiff.cli.reports import Reports, with_files
 from llamadiff.report.formats import CSV, Format, of_several
-from llamadiff.system.collisions import kept, refuse_collisions
+from llamadiff.system.collisions import kept_files, refuse_collisions
 
 
 def _formats() -> tuple[Format, ...]:
@@ -63,7 +63,7 @@ def watch(
     from llamadiff.ext.watch.watch_run import Bounds
     from llamadiff.report.terminal.report import make_console
 
-    refuse_collisions([], [*kept(keep), *reports.named])
+    refuse_collisions([], [*kept_files(keep), *reports.output_files])
     sizes = bytes_of(max_waiting, "--max-waiting"), bytes_of(max_weights, "--max-weights")
     bounds = Bounds(range_of(graphs), first, every, nodes, *sizes, bytes_of(max_node, "--max-node"))
     found = watch_program(

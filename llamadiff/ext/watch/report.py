@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from llamadiff.judge.verdict import WRONG
-from llamadiff.report.terminal.escape import shown
+from llamadiff.report.terminal.escape import escape_line
 from llamadiff.report.terminal.report import render
 from llamadiff.result.comparison import Comparison
 
@@ -22,8 +22,8 @@ def print_watched(graphs: Sequence[tuple[Path, Comparison]], said: Sequence[str]
         if result.verdict == WRONG:
             render(result, console)
         else:
-            console.print(Text(f"{result.verdict.upper():9}  {shown(result.summary, _LONG)}"))
+            console.print(Text(f"{result.verdict.upper():9}  {escape_line(result.summary, _LONG)}"))
     for line in said:
-        console.print(Text(f"           {shown(line, _LONG)}"))
+        console.print(Text(f"           {escape_line(line, _LONG)}"))
     if ended:
-        console.print(Text(f"           the program itself {shown(ended, _LONG)}"))
+        console.print(Text(f"           the program itself {escape_line(ended, _LONG)}"))

@@ -15,7 +15,7 @@ from llamadiff.ext.watch.watching import JudgedGraph, Watched
 from llamadiff.ext.watch.watching import watch as run_watched
 from llamadiff.judge.verdict import WRONG, of_run, of_unjudged, worst_of
 from llamadiff.llamacpp.request import Request, Settings
-from llamadiff.result.comparison import Comparison, Judged, Sides, assembled
+from llamadiff.result.comparison import Comparison, Judged, Sides, assemble
 from llamadiff.result.message import Message
 from llamadiff.result.rows import Row
 from llamadiff.system.errors import UserError
@@ -114,7 +114,7 @@ def _comparison(name: str, part: str, kind: _Kind, found: Watched, keep: Path | 
     said = summarize(kind.rows, name, f"{kind.passes} graphs", kind.on_device)
     said = Message(f"{part}: {said.headline}", said.clauses)
     steps = _next_steps(kind.rows, keep, whose)
-    return replace(assembled(sides, judged, ruling, said, steps), engine=EngineUsed(GRAPH))
+    return replace(assemble(sides, judged, ruling, said, steps), engine=EngineUsed(GRAPH))
 
 
 def _said(found: Watched, kinds: dict[str, _Kind]) -> list[str]:

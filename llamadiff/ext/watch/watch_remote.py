@@ -27,7 +27,7 @@ from llamadiff.ext.watch.watch_run import COUNTS, GRAPH, OFTEN, WEIGHT, Answers,
 from llamadiff.ext.watch.watched_ggml import Ggml
 from llamadiff.system.errors import UserError
 from llamadiff.system.exits import reason
-from llamadiff.system.python_child import asked, end_session, how_it_ended, leave_no_core, said_in_a_fork
+from llamadiff.system.python_child import end_session, how_it_ended, leave_no_core, said_in_a_fork, watch_parent
 from llamadiff.system.stale_files import remove_own, sweep, temporary_directory
 from llamadiff.system.stops import SIGNALS
 
@@ -70,7 +70,7 @@ def main() -> None:
         remove_own()
         sweep()
 
-    heard = asked(leave)
+    heard = watch_parent(leave)
     request = json.loads(heard.get())
     try:
         with temporary_directory() as folder, planned(folder, Bounds(**request["bounds"])) as plan:

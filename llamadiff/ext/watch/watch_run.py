@@ -100,7 +100,7 @@ def shim(folder: Path) -> Path:
         "watch.c", ("-shared", "-fPIC", "-O2", "-w"), ("-ldl", "-lpthread"), "watch", "for what looks into the program",
         lambda said: f"watch.c does not compile here: {said}; please report it", "llamadiff.ext.watch",
     )  # fmt: skip
-    library = folder / f"watch{libraries.HERE.ending}"
+    library = folder / f"watch{libraries.HERE.suffix}"
     library.write_bytes(kept(made, (), ("watch", *made.before), Path.read_bytes))
     return library
 

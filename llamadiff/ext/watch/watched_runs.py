@@ -21,7 +21,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.python_child import nameless_file
 from llamadiff.system.started import APART, Process, kill
 from llamadiff.system.stops import passed_on
-from llamadiff.system.supervised import Supervised, supervised
+from llamadiff.system.supervised import Supervised, supervise
 
 MOST_WORDS = 1 << 20  # bytes of a line
 CHUNK = 1 << 20  # bytes that are read at once
@@ -70,7 +70,7 @@ def here(arguments: Sequence[str], bounds: Bounds, folder: Path, _runner: str) -
     """Run a program on this machine."""
     with (
         planned(folder, bounds) as plan,
-        supervised(arguments, None, variables(folder)) as running,
+        supervise(arguments, None, variables(folder)) as running,
         passed_on(running.send),
     ):
         yield _Here(arguments, folder, plan, running)

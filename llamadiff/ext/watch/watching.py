@@ -149,7 +149,7 @@ class _Judge:
         key, ggml = (head.process, head.number), self.running.ggmls[head.process, head.ggml]
         graph = self._begun.get(key)
         if graph is None:
-            q8 = EightBits.told(ggml.rounding)
+            q8 = EightBits.from_answer(ggml.rounding)
             graph = self._begun[key] = WatchedGraph(
                 ggml.structure, self._held, self.request, q8, self.graphs + len(self._begun)
             )

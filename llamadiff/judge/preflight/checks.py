@@ -15,7 +15,7 @@ from llamaref.weights import block_sizes
 from numpy.typing import NDArray
 
 from llamadiff import plugins
-from llamadiff.engines.batches import common, slipped
+from llamadiff.engines.batches import common, first_slip
 from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
 from llamadiff.judge.settings import stored_types
 from llamadiff.judge.verdict import of_check, of_unjudged
@@ -51,17 +51,17 @@ def given_rightly(info: Info) -> tuple[Check, ...]:
     return tuple(
         Check(INPUTS, of_check(fault=True, is_known=is_known), str(fault))
         for where, is_known in ((INPUTS, True), (UNSURE_INPUTS, False))
-        for fault in _listed(info.producer.get(where))
+        for fault in _as_list(info.producer.get(where))
     )
 
 
-def _listed(stated: object) -> list[Any]:
+def _as_list(stated: object) -> list[Any]:
     return stated if isinstance(stated, list) else []
 
 
 def _tokens(info: Info, right: Sequence[int]) -> Check:
     """Tokens, and the positions that the candidate states for them."""
-    place, count = slipped(info, right), len(info.tokens)
+    place, count = first_slip(info, right), len(info.tokens)
     if place is None:
         return Check("tokens", of_check(False), f"{count} token ids and positions are the baseline's")
     stated, wanted = (", ".join(map(str, side[place : place + 4])) for side in (info.positions, right))
@@ -184,7 +184,7 @@ def check_same_run(baseline: Trace, candidate: Trace, model: Runnable | None = N
     b, c = baseline.info, candidate.info
     if b.tokens != c.tokens:
         raise UserError(tokens_apart(model, b.tokens, c.tokens))
-    if b.positions != c.positions and slipped(c, b.positions) is None:
+    if b.positions != c.positions and first_slip(c, b.positions) is None:
         raise UserError(f"the candidate ran other positions: {_few(c.positions)}, the baseline {_few(b.positions)}")
     named = b.model.get("sha256")
     if named is not None:

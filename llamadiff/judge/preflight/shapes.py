@@ -40,12 +40,12 @@ class Misfit:
         return int(np.prod(self.have)) // self.have[self.tap.row_axis]
 
 
-def admitted(model: Runnable, baseline: Trace, trace: Trace) -> tuple[Trace, tuple[Misfit, ...]]:
+def drop_misshapen(model: Runnable, baseline: Trace, trace: Trace) -> tuple[Trace, tuple[Misfit, ...]]:
     """A trace without the taps that do not fit, with those of the last row alone in their places; and the misfits."""
     arrays, known = {name: trace.stored(name) for name in trace}, dict(trace.known)
     misfits = []
     for tap in model.taps:
-        want = _wanted(tap, model, baseline, len(trace.info.tokens)) if tap.name in trace else None
+        want = _expected_shape(tap, model, baseline, len(trace.info.tokens)) if tap.name in trace else None
         if want is None or tap.name in known:
             continue
         have = trace.shape(tap.name)
@@ -60,7 +60,7 @@ def admitted(model: Runnable, baseline: Trace, trace: Trace) -> tuple[Trace, tup
     return Trace(trace.info, arrays, kinds, trace.path, known, trace.kept, trace.printed), tuple(misfits)
 
 
-def _wanted(tap: Tap, model: Runnable, baseline: Trace, n_tokens: int) -> tuple[int, ...] | None:
+def _expected_shape(tap: Tap, model: Runnable, baseline: Trace, n_tokens: int) -> tuple[int, ...] | None:
     """The shape that a tap should have: as the file says, or else llama.cpp's; None if that is not known."""
     stated = model.shape_of(tap, n_tokens)
     if stated is None and tap.name in baseline and tap.name not in baseline.known:

@@ -25,11 +25,11 @@ def library() -> ctypes.CDLL | None:
     """kernels.c, compiled for this Python; None where there is no such file, or it cannot be loaded."""
     for ending in EXTENSION_SUFFIXES:
         with suppress(OSError):
-            return _declared(ctypes.CDLL(str(Path(__file__).with_name(f"kernels{ending}"))))
+            return _declare_functions(ctypes.CDLL(str(Path(__file__).with_name(f"kernels{ending}"))))
     return None
 
 
-def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+def _declare_functions(found: ctypes.CDLL) -> ctypes.CDLL:
     """The library with its functions' arguments known, so that numbers may be given as they are."""
     for name, arguments in _ARGUMENTS.items():
         if hasattr(found, name):

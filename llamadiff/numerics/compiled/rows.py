@@ -71,7 +71,7 @@ def look(x: Array) -> Look | None:
     return Look.of(squares, edges[:])
 
 
-def together(parts: Sequence[Look]) -> Look:
+def join_looks(parts: Sequence[Look]) -> Look:
     """Of rows that follow each other."""
     if len(parts) == 1:
         return parts[0]
@@ -86,7 +86,7 @@ def gaps(a: Array, b: Array) -> Gaps | None:
     if compiled is None or left is None or right is None:
         return None
     if left.parts != right.parts:
-        left, right = _cut(left, right.parts), _cut(right, left.parts)
+        left, right = _cut_rows(left, right.parts), _cut_rows(right, left.parts)
     if (left.parts, left.width) != (right.parts, right.width):
         return None
     sums, largest, place, edges = np.empty((3, len(a))), ctypes.c_double(), ctypes.c_int64(), (ctypes.c_double * 6)()
@@ -124,7 +124,7 @@ def _layout(x: Array) -> _Layout | None:
     return _Layout(x, width, width, 1, width)
 
 
-def _cut(whole: _Layout, parts: int) -> _Layout:
+def _cut_rows(whole: _Layout, parts: int) -> _Layout:
     """Rows that are one piece as so many."""
     if whole.parts != 1 or whole.width % parts:
         return whole

@@ -23,7 +23,7 @@ class Column:
     def width(self) -> int:
         return max([cell_len(self.title), *(cell.cell_len for cell in self.cells if cell is not None)])
 
-    def placed(self, cell: Text | None) -> Text:
+    def pad_cell(self, cell: Text | None) -> Text:
         """The cell at the column's width."""
         cell = cell.copy() if cell is not None else Text()
         room = self.width - cell.cell_len
@@ -39,7 +39,7 @@ def width_of(columns: Sequence[Column], gap: int) -> int:
     return sum(column.width + gap for column in columns) - gap if columns else 0
 
 
-def fitted(columns: Sequence[Column], width: int, gap: int) -> list[Column]:
+def fit_columns(columns: Sequence[Column], width: int, gap: int) -> list[Column]:
     """The columns without those of the largest ranks, until the rest fits (or only rank 0 is left)."""
     kept = list(columns)
     while kept and width_of(kept, gap) > width:
@@ -52,16 +52,16 @@ def fitted(columns: Sequence[Column], width: int, gap: int) -> list[Column]:
 
 def titles(columns: Sequence[Column], gap: int) -> Text:
     """The line of titles."""
-    return Text(" " * gap).join(column.placed(Text.assemble((column.title, "underline"))) for column in columns)
+    return Text(" " * gap).join(column.pad_cell(Text.assemble((column.title, "underline"))) for column in columns)
 
 
 def line(columns: Sequence[Column], number: int, gap: int) -> Text:
     """The line of cells ``number``."""
-    return Text(" " * gap).join(column.placed(column.cells[number]) for column in columns)
+    return Text(" " * gap).join(column.pad_cell(column.cells[number]) for column in columns)
 
 
 def table(columns: Sequence[Column], width: int, gap: int = 2) -> list[Text]:
     """Titles and lines of the columns that fit."""
-    kept = fitted(columns, width, gap)
+    kept = fit_columns(columns, width, gap)
     count = max((len(column.cells) for column in kept), default=0)
     return [titles(kept, gap), *(line(kept, number, gap) for number in range(count))]

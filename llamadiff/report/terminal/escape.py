@@ -12,7 +12,7 @@ _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t", "\\": r"\\"}
 _MARKS = ("Mn", "Me")
 
 
-def shown(text: str, limit: int = 200, *, ascii_only: bool = False, plain: str = "") -> str:
+def escape_line(text: str, limit: int = 200, *, ascii_only: bool = False, plain: str = "") -> str:
     r"""Text from a file on one line of a terminal: what could act on the terminal, or could not be seen, is escaped.
 
     Escaped are control, format (bidi), private and unassigned characters, lone surrogates, blanks other than the
@@ -35,9 +35,9 @@ def shown(text: str, limit: int = 200, *, ascii_only: bool = False, plain: str =
     return "".join(pieces)
 
 
-def quoted(text: str, limit: int = 24, *, ascii_only: bool = False) -> str:
+def quote(text: str, limit: int = 24, *, ascii_only: bool = False) -> str:
     """Shown text in double quotes, for texts whose blanks matter."""
-    return '"' + shown(text, limit, ascii_only=ascii_only).replace('"', r"\"") + '"'
+    return '"' + escape_line(text, limit, ascii_only=ascii_only).replace('"', r"\"") + '"'
 
 
 def _pieces(text: str, ascii_only: bool, plain: str) -> Iterator[str]:

@@ -53,14 +53,14 @@ def put_fixes(page: Page, comparison: Comparison, full: bool) -> None:
     known = mistakes(comparison)
     most = len(known) if full else _FEW
     for d in known[:most]:
-        page.labelled("fix", _fix(page, d, several=len(known) > 1))
+        page.print_labelled("fix", _fix(page, d, several=len(known) > 1))
     if known[most:]:
-        page.labelled("fix", f"{len(known) - most} more: --full shows them")
+        page.print_labelled("fix", f"{len(known) - most} more: --full shows them")
     first = comparison.leading
     if first is not None and first.local is not None:
         others = [row for row in comparison.wrong if stem(row.tap) != stem(first.tap)]
         is_told = first.misrecorded or any(first.tap in d.taps for d in known)
-        page.labelled("place", page.data(_place(first, comparison.headline, full or not is_told), 1000))
+        page.print_labelled("place", page.data(_place(first, comparison.headline, full or not is_told), 1000))
         _put_errors(page, others, known)
 
 
@@ -70,7 +70,9 @@ def _put_errors(page: Page, others: Sequence[Row], known: Sequence[Diagnosis]) -
     open_ones = {stem(row.tap): row for row in reversed(others) if row.tap not in explained and not row.misrecorded}
     for row in list(reversed(open_ones.values()))[:_FEW]:
         if row.local is not None and row.local.facts:
-            page.labelled("error", page.data(f"{row.tap}: {'; '.join(fact.says for fact in row.local.facts)}", 1000))
+            page.print_labelled(
+                "error", page.data(f"{row.tap}: {'; '.join(fact.says for fact in row.local.facts)}", 1000)
+            )
 
 
 def put_next_steps(page: Page, comparison: Comparison) -> None:
@@ -80,7 +82,7 @@ def put_next_steps(page: Page, comparison: Comparison) -> None:
         said.add(advice.place_step(comparison.leading))
     for step in comparison.next_steps:
         if step not in said:
-            page.labelled("next", page.data(step, 2000))
+            page.print_labelled("next", page.data(step, 2000))
 
 
 def _fix(page: Page, d: Diagnosis, several: bool) -> Text:
@@ -109,7 +111,7 @@ def put_causes(page: Page, comparison: Comparison) -> None:
         name = say.names(d.causes) if d.known else "unknown"
         said = "; ".join((headline(d, comparison.rows), *(proof(d, comparison.rows) if d.known else ())))
         body = Text.assemble((page.data(name, 120), STRONG), f": {page.data(said, 2000)}")
-        page.labelled("noise" if d.harmless else "cause", body)
+        page.print_labelled("noise" if d.harmless else "cause", body)
 
 
 # Of the repositories that known bugs name without their owner, those that have one meaning.

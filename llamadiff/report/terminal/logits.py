@@ -24,8 +24,8 @@ def put_logits(page: Page, comparison: Comparison, full: bool) -> None:
     if logits is None:
         return
     names = names_of(page, comparison)
-    page.labelled("logits", _head(page, logits, len(comparison.tokens), names))
-    tokens = _told(logits, full)
+    page.print_labelled("logits", _head(page, logits, len(comparison.tokens), names))
+    tokens = _pick_tokens(logits, full)
     if full:
         page.columns(_columns(page, tokens, names), 2)
     elif tokens:
@@ -34,7 +34,7 @@ def put_logits(page: Page, comparison: Comparison, full: bool) -> None:
         page.grid([" " * indent] * len(cells), cells, _GAP)
 
 
-def _told(logits: Logits, full: bool) -> list[TopToken]:
+def _pick_tokens(logits: Logits, full: bool) -> list[TopToken]:
     """The first tokens, fewer where both sides agree, and those that were asked for."""
     top = logits.top if full or not _agree(logits) else logits.top[:_FEW]
     shown = {token.id for token in top}
@@ -69,7 +69,7 @@ def _disagreement(page: Page, logits: Logits, names: tuple[str, str]) -> str:
 
 
 def _token(page: Page, token: TopToken) -> str:
-    return f"token {token.id}" if token.text is None else page.quoted(token.text, 12)
+    return f"token {token.id}" if token.text is None else page.quote(token.text, 12)
 
 
 def _cell(page: Page, token: TopToken) -> Text:
@@ -88,7 +88,7 @@ def _columns(page: Page, top: Sequence[TopToken], names: tuple[str, str]) -> lis
     return [
         Column("rank", [Text(str(token.rank)) for token in top]),
         Column("id", [Text(str(token.id)) for token in top]),
-        Column("text", [Text("" if token.text is None else page.quoted(token.text)) for token in top], 2, left=True),
+        Column("text", [Text("" if token.text is None else page.quote(token.text)) for token in top], 2, left=True),
         Column(names[0], [Text(_logit(token.baseline)) for token in top], 1),
         Column(names[1], [Text(_logit(token.candidate)) for token in top], 1),
         Column("rank there", [Text(rank, style) for rank, style in zip(ranks, moved, strict=True)], 1),

@@ -37,7 +37,7 @@ STYLES = (*BADGES.values(), FEW_COLOURS, STRONG)
 
 
 class Page:
-    """Where sections write their lines. Data goes through ``data`` or ``quoted``, never straight into a line."""
+    """Where sections write their lines. Data goes through ``data`` or ``quote``, never straight into a line."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -46,14 +46,14 @@ class Page:
         self._is_blank = False  # the line before
 
     def data(self, value: object, limit: int = 200) -> str:
-        return escape.shown(str(value), limit, ascii_only=self.ascii_only)
+        return escape.escape_line(str(value), limit, ascii_only=self.ascii_only)
 
     def as_it_is(self, text: str, limit: int = 1000) -> str:
         """A line whose backslashes are its own."""
-        return escape.shown(text, limit, ascii_only=self.ascii_only, plain="\\")
+        return escape.escape_line(text, limit, ascii_only=self.ascii_only, plain="\\")
 
-    def quoted(self, value: str, limit: int = 24) -> str:
-        return escape.quoted(value, limit, ascii_only=self.ascii_only)
+    def quote(self, value: str, limit: int = 24) -> str:
+        return escape.quote(value, limit, ascii_only=self.ascii_only)
 
     def names(self, names: Iterable[str], most: int = 6) -> str:
         """The first few names, and how many more there are."""
@@ -85,7 +85,7 @@ class Page:
         self.console.print(line)
         self._is_blank = False
 
-    def copied(self, text: str) -> None:
+    def print_unbroken(self, text: str) -> None:
         """Print a line that is there to be copied: longer than the page, it is broken by the terminal alone."""
         self.console.print(Text(self.data(text, MOST_COPIED)), soft_wrap=True)
         self._is_blank = False
@@ -106,7 +106,7 @@ class Page:
         for number, part in enumerate(_text(body).wrap(self.console, width - indent)):
             self.put(Text.assemble(label if beside and number == 0 else " " * indent, part))
 
-    def labelled(self, word: str, body: str | Text) -> None:
+    def print_labelled(self, word: str, body: str | Text) -> None:
         """A paragraph with one of the labels that stand under each other."""
         self.paragraph(Text(word.ljust(LABEL), STRONG), body)
 

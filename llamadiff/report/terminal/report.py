@@ -97,14 +97,14 @@ def put_details(page: Page, comparison: Comparison) -> None:
     """Print them."""
     used = [f"{page.data(kind)} weights by {page.data(to)} activations" for kind, to in comparison.arithmetics.items()]
     if used:
-        page.labelled("products", ", ".join(used))
+        page.print_labelled("products", ", ".join(used))
     if comparison.decoding.by_ggml:
         said = f"{comparison.decoding.by_ggml} tensors decoded by compiled code, bit for bit as gguf-py does"
-        page.labelled("decoding", said)
+        page.print_labelled("decoding", said)
     _put_distances(page, comparison)
     facts = [words.format(comparison.timing[key]) for key, words in _TIMES.items() if key in comparison.timing]
     if facts:
-        page.labelled("cost", ", ".join(facts))
+        page.print_labelled("cost", ", ".join(facts))
 
 
 def _put_distances(page: Page, comparison: Comparison) -> None:
@@ -113,7 +113,7 @@ def _put_distances(page: Page, comparison: Comparison) -> None:
     if last is not None and len(last.distance) > 1:
         names = {"baseline": comparison.baseline.get("name"), "candidate": comparison.candidate.get("name")}
         facts = [f"{page.data(names[side] or side, 40)} {tiny(value)}" for side, value in last.distance.items()]
-        page.labelled("distance", f"{page.data(last.tap)} from exact arithmetic: {', '.join(facts)}")
+        page.print_labelled("distance", f"{page.data(last.tap)} from exact arithmetic: {', '.join(facts)}")
 
 
 def put_absences(page: Page, comparison: Comparison, full: bool) -> None:
@@ -131,12 +131,12 @@ def put_absences(page: Page, comparison: Comparison, full: bool) -> None:
         ]
     for label, words, names in facts:
         if names:
-            page.labelled(label, words + page.names(names))
+            page.print_labelled(label, words + page.names(names))
 
 
 def put_names(page: Page, comparison: Comparison) -> None:
     """Print the lines of a map that was found by values."""
     if comparison.found_map:
-        page.labelled("map", "found by the values; to keep it, put these lines into a file for --map:")
+        page.print_labelled("map", "found by the values; to keep it, put these lines into a file for --map:")
     for line in comparison.found_map:
-        page.copied(line)
+        page.print_unbroken(line)

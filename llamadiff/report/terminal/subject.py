@@ -26,16 +26,16 @@ def put_subject(page: Page, comparison: Comparison, full: bool) -> None:
     said = f"{_model(page, comparison.model, full)}: {sides}"
     run = "" if full else run_fact(comparison)
     said += f", {run}" if run else ""
-    prompt = "" if comparison.prompt is None or full else f" {page.quoted(comparison.prompt, 24)}"
+    prompt = "" if comparison.prompt is None or full else f" {page.quote(comparison.prompt, 24)}"
     fits = LABEL + cell_len(said + prompt) <= min(page.width, PROSE)
-    page.labelled("compared", said + (prompt if fits else ""))
+    page.print_labelled("compared", said + (prompt if fits else ""))
     if prompt and not fits:
-        page.labelled("prompt", page.quoted(comparison.prompt or "", 60))
+        page.print_labelled("prompt", page.quote(comparison.prompt or "", 60))
     if comparison.engine is not None and (comparison.engine.name != NUMPY or full):
         whose = "llama.cpp's" if comparison.tokens else "its own"  # a program's that was watched
-        page.labelled("judged", f"by {_engine(page, comparison.engine, whose)}")
+        page.print_labelled("judged", f"by {_engine(page, comparison.engine, whose)}")
     if full and comparison.prompt is not None:
-        page.labelled("prompt", page.quoted(comparison.prompt, 400))
+        page.print_labelled("prompt", page.quote(comparison.prompt, 400))
     if full:
         put_tokens(page, comparison)
 
@@ -60,12 +60,12 @@ def put_preflight(page: Page, comparison: Comparison, full: bool) -> None:
     bad = [check for check in comparison.preflight if check.verdict != MATCH and check not in failed[:1]]
     for check in bad[: len(bad) if full else _FEW_CHECKS]:
         line = f"{check.verdict.upper()}  {page.data(check.name, 60)}: {page.data(check.found, 1000)}"
-        page.labelled("before", line)
+        page.print_labelled("before", line)
     if len(bad) > _FEW_CHECKS and not full:
-        page.labelled("before", f"{len(bad) - _FEW_CHECKS} more checks: --full shows them")
+        page.print_labelled("before", f"{len(bad) - _FEW_CHECKS} more checks: --full shows them")
     right = sum(check.verdict == MATCH for check in comparison.preflight)
     if right and full:
-        page.labelled("before", f"{right} of {len(comparison.preflight)} checks passed")
+        page.print_labelled("before", f"{right} of {len(comparison.preflight)} checks passed")
 
 
 def _model(page: Page, model: Mapping[str, Any], full: bool) -> str:
@@ -86,7 +86,7 @@ MANY, HEAD, TAIL = 40, 24, 8
 def put_tokens(page: Page, comparison: Comparison) -> None:
     """Print the tokens; of many, the first and the last."""
     tokens, n_prefill = comparison.tokens, comparison.n_prefill
-    page.labelled("tokens", _count(len(tokens), n_prefill, comparison.batches))
+    page.print_labelled("tokens", _count(len(tokens), n_prefill, comparison.batches))
     if not tokens:
         return
     split = HEAD if len(tokens) > MANY else len(tokens)
@@ -111,5 +111,5 @@ def _count(count: int, n_prefill: int, batches: Sequence[int]) -> str:
 
 
 def _cell(page: Page, token: int, text: str | None, digits: int, first_decoded: bool) -> Text:
-    words = "" if text is None else f":{page.quoted(text)}"
+    words = "" if text is None else f":{page.quote(text)}"
     return Text.assemble("▸" if first_decoded else " ", f"{token:>{digits}}", words)

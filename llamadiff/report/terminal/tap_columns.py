@@ -10,7 +10,7 @@ from rich.text import Text
 
 from llamadiff.judge.verdict import WRONG
 from llamadiff.numerics.metrics import Stats
-from llamadiff.report.terminal.columns import Column, fitted, line, titles, width_of
+from llamadiff.report.terminal.columns import Column, fit_columns, line, titles, width_of
 from llamadiff.report.terminal.escape import number, times, tiny
 from llamadiff.report.terminal.page import STRONG, Page
 from llamadiff.report.terminal.tap_lines import (
@@ -45,7 +45,7 @@ def columns_of(page: Page, lines: Sequence[Line], names: tuple[str, str], full: 
         Column("own error", [Text(own_error(line.worst), _strength(line)) for line in lines]),
         Column("x limit", [Text(times_limit(line.worst), _strength(line)) for line in lines], rank=1),
         Column("", [Text(_bar_of(line), STRONG) for line in lines], rank=2, left=True),
-        Column("inherited", [Text(_inherited(line)) for line in lines], rank=3),
+        Column("inherited", [Text(_inherited_error(line)) for line in lines], rank=3),
         *_pair("rms", lines, names, lambda stats: stats.rms, 5),
         *(_more(page, lines, names) if full else ()),
     ]
@@ -60,7 +60,7 @@ def _layers(line: Line) -> str:
 
 def label(page: Page, line: Line) -> str:
     """The taps of a line: by name if they are few, else those that are not right, else how many."""
-    names = ", ".join(_named(page, row) for row in line.rows[:_NAMES])
+    names = ", ".join(_tap_name(page, row) for row in line.rows[:_NAMES])
     if len(line.rows) == 1 or (len(line.rows) <= _NAMES and cell_len(names) <= _label_cells(page)):
         return names
     stems = list(dict.fromkeys(stem(row.tap) for row in line.loud))
@@ -79,7 +79,7 @@ def _label_cells(page: Page) -> int:
     return _LABEL if page.width >= _NARROW else _LABEL // 2
 
 
-def _named(page: Page, row: Row) -> str:
+def _tap_name(page: Page, row: Row) -> str:
     return page.data(row.tap if row.layer is None else row.tap.removesuffix(f"-{row.layer}"), 2 * _NAME_CELLS)
 
 
@@ -113,7 +113,7 @@ def _is_culprit(line: Line) -> bool:
     return len(line.rows) == 1 and line.verdict == WRONG
 
 
-def _inherited(line: Line) -> str:
+def _inherited_error(line: Line) -> str:
     """How far a tap is from the baseline's for what came before it, where rounding explains some of that."""
     drift, ratio = line.last.drift, line.last.ratio_to_noise
     if drift is None or _is_culprit(line):
@@ -170,7 +170,7 @@ def put_taps(page: Page, comparison: Comparison, full: bool) -> None:
         return
     shown = lines if full or len(lines) <= MOST else lines[: MOST - 1]
     columns = columns_of(page, shown, names_of(page, comparison), full)
-    kept = fitted(columns, page.width, 1)
+    kept = fit_columns(columns, page.width, 1)
     gap = 2 if width_of(kept, 2) <= page.width else 1
     page.put(titles(kept, gap))
     for at in range(len(shown)):

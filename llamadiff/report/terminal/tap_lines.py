@@ -148,11 +148,11 @@ def _parts(groups: Sequence[Sequence[Row]], first: Row | None) -> list[_Part]:
     parts: list[_Part] = []
     for group in groups:
         is_open = any(row is first for row in group)
-        parts += _opened(group, first) if first is not None and is_open else [_Part(tuple(group))]
+        parts += _open_layer(group, first) if first is not None and is_open else [_Part(tuple(group))]
     return parts
 
 
-def _opened(rows: Sequence[Row], first: Row) -> list[_Part]:
+def _open_layer(rows: Sequence[Row], first: Row) -> list[_Part]:
     """A layer tap by tap, as far as those that are not right are few; where none is wrong, the first one alone."""
     loud = [at for at, row in enumerate(rows) if is_loud(row)]
     told = loud[: OPENED if first.verdict == WRONG else 1]

@@ -28,7 +28,7 @@ def put_map(page: Page, comparison: Comparison, full: bool) -> None:
     loud = {row.layer for row in rows if is_loud(row)}
     if n_layers <= DEEP or not (full or 0 < len(loud) < n_layers):
         return
-    told = _told(rows, full)
+    told = _pick_taps(rows, full)
     parts = {page.data(word, _LABEL): [row for row in rows if stem(row.tap) == word] for word in told}
     if not told:
         parts["all taps"] = rows
@@ -39,7 +39,7 @@ def put_map(page: Page, comparison: Comparison, full: bool) -> None:
         page.put(Text.assemble(f"{label:{width}}  ", _cells(page, of, n_layers, each)))
 
 
-def _told(rows: Sequence[Row], full: bool) -> list[str]:
+def _pick_taps(rows: Sequence[Row], full: bool) -> list[str]:
     """The taps that have a line of their own: the wrong ones."""
     stems = list(dict.fromkeys(stem(row.tap) for row in rows if full or row.verdict == WRONG))
     return stems if full else stems[:_MOST]

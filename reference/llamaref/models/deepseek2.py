@@ -104,7 +104,7 @@ def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     k_pe = kv[..., c.n_lora_kv :][..., None, :]  # [b, t, 1, rope]
     kv = tap(f"kv_cmpr-{i}", m.norm(kv[..., : c.n_lora_kv], f"blk.{i}.attn_kv_a_norm"))  # [b, t, lora]
     k_pe = tap(f"k_pe-{i}", m.ops.rope_pairs(k_pe, step.cos, step.sin))
-    attend = absorbed if f"blk.{i}.attn_k_b.weight" in m.w else unfolded
+    attend = attend_absorbed if f"blk.{i}.attn_k_b.weight" in m.w else attend_unfolded
     a = attend(m, i, q, kv, k_pe, step)  # [b, t, head*dim_v]
     a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
     x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
@@ -122,7 +122,7 @@ def query(m: Engine, i: int, h: Array, tap: Tap) -> Array:
     return tap(f"q_b-{i}", m.linear(q, f"blk.{i}.attn_q_b", tap))
 
 
-def absorbed(m: Engine, i: int, q: Array, kv: Array, k_pe: Array, step: Step) -> Array:
+def attend_absorbed(m: Engine, i: int, q: Array, kv: Array, k_pe: Array, step: Step) -> Array:
     """Attention of all heads over one row a token, which is K and V: -> [b, t, head*dim_v]."""
     c, tap = m.config.latent, step.tap
     b, t, h, _ = q.shape
@@ -131,7 +131,7 @@ def absorbed(m: Engine, i: int, q: Array, kv: Array, k_pe: Array, step: Step) ->
     q_nope = tap(f"q_nope_absorbed-{i}", m.heads(q_nope, f"blk.{i}.attn_k_b", tap))  # [b, h, t, lora]
     q = np.concatenate([q_nope.transpose(0, 2, 1, 3), q_pe], axis=-1)  # [b, t, h, lora + rope]
     k = np.concatenate([kv[..., None, :], k_pe], axis=-1)  # [b, t, 1, lora + rope]
-    keys, _ = step.cache.append(i, tap.stored("cache_k", k), k[..., :0])  # [b, s, 1, lora + rope]
+    keys, _ = step.cache.append(i, tap.store("cache_k", k), k[..., :0])  # [b, s, 1, lora + rope]
     values = keys[..., : c.n_lora_kv]  # [b, s, 1, lora]
     q, keys = tap.operands("cache_k", q, keys)
     scores = tap(f"kq-{i}", m.scores(q, keys, tap))  # [b, h, t, s]
@@ -143,7 +143,7 @@ def absorbed(m: Engine, i: int, q: Array, kv: Array, k_pe: Array, step: Step) ->
     return tap(f"kqv_out-{i}", a.transpose(0, 2, 1, 3).reshape(b, t, h * c.head_v))
 
 
-def unfolded(m: Engine, i: int, q: Array, kv: Array, k_pe: Array, step: Step) -> Array:
+def attend_unfolded(m: Engine, i: int, q: Array, kv: Array, k_pe: Array, step: Step) -> Array:
     """Attention with K and V of every head: -> [b, t, head*dim_v]."""
     c, tap = m.config.latent, step.tap
     b, t, h, _ = q.shape
@@ -167,17 +167,17 @@ def moe(m: Engine, i: int, h: Array, tap: Tap) -> Array:
     chosen = tap(f"ffn_moe_topk-{i}", m.ops.top_k(score, m.config.n_expert_used))  # [b, t, used]
     w = tap(f"ffn_moe_weights-{i}", np.take_along_axis(probs, chosen, axis=-1))  # [b, t, used]
     if r.normalized:
-        w = tap(f"ffn_moe_weights_norm-{i}", m.ops.normalized(w))
+        w = tap(f"ffn_moe_weights_norm-{i}", m.ops.normalize_weights(w))
     if r.scale != 1:
         w = tap(f"ffn_moe_weights_scaled-{i}", w * np.asarray(r.scale, w.dtype))
     g, u = m.gate_up(h[..., None, :], i, chosen, tap)  # [b, t, used, ff] each
     g, u = tap(f"ffn_moe_gate-{i}", g), tap(f"ffn_moe_up-{i}", u)
     a = tap(f"ffn_moe_swiglu-{i}", m.ops.swiglu(g, u))
     d = tap(f"ffn_moe_down-{i}", m.experts(a, f"blk.{i}.ffn_down_exps", chosen, tap))  # [b, t, used, embd]
-    return tap(f"ffn_out-{i}", m.ops.weighted_sum(d, w) + shared(m, i, h, tap))
+    return tap(f"ffn_out-{i}", m.ops.weighted_sum(d, w) + shared_experts(m, i, h, tap))
 
 
-def shared(m: Engine, i: int, h: Array, tap: Tap) -> Array:
+def shared_experts(m: Engine, i: int, h: Array, tap: Tap) -> Array:
     """The experts that every token has, as one: [b, t, embd] -> [b, t, embd]."""
     g = tap(f"ffn_gate_shexp-{i}", m.linear(h, f"blk.{i}.ffn_gate_shexp", tap))  # [b, t, ff]
     u = tap(f"ffn_up_shexp-{i}", m.linear(h, f"blk.{i}.ffn_up_shexp", tap))  # [b, t, ff]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def configure(c: Config, read: Reader) -> Config:
     """Caps of scores and logits (llama-hparams.h), scales; layers with a window may have a base of their own."""
-    c = scaled(c, read, n_layer_27b=46)
+    c = set_scales(c, read, n_layer_27b=46)
     c = c.with_local_rope(replace(c.rope, base=read.number("rope.freq_base_swa", c.rope.base)))
     attention_cap = read.number("attn_logit_softcapping", 50.0)
     logit_cap = read.number("final_logit_softcapping", 30.0)
@@ -27,7 +27,7 @@ def configure(c: Config, read: Reader) -> Config:
     return replace(c, attention_cap=attention_cap, logit_cap=logit_cap)
 
 
-def scaled(c: Config, read: Reader, n_layer_27b: int) -> Config:
+def set_scales(c: Config, read: Reader, n_layer_27b: int) -> Config:
     """The embedding is scaled, and scores in the 27B models by other heads than they have (src/models/gemma2.cpp)."""
     scale = 1.0 / math.sqrt(c.n_embd // c.n_head if c.n_layer == n_layer_27b else c.head_k)
     stated = read.number("attention.scale", 0.0)

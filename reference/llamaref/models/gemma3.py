@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llamaref.config import Config, Traits, Windows
 from llamaref.ffn import geglu
-from llamaref.models.gemma2 import scaled
+from llamaref.models.gemma2 import set_scales
 
 if TYPE_CHECKING:
     from llamaref.engine import Array, Engine, Step
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def configure(c: Config, read: Reader) -> Config:
     """Scales, a cap of the logits where a file has one; layers with a window have plain RoPE with their own base."""
-    c = replace(scaled(c, read, n_layer_27b=62), logit_cap=read.number("final_logit_softcapping", 0.0))
+    c = replace(set_scales(c, read, n_layer_27b=62), logit_cap=read.number("final_logit_softcapping", 0.0))
     base = read.number("rope.freq_base_swa", 10000.0)
     return c.with_local_rope(replace(c.rope, factor=1.0, yarn=False, base=base))
 

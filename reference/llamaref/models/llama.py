@@ -40,7 +40,7 @@ def moe(m: Engine, i: int, h: Array, tap: Tap) -> Array:
     probs = tap(f"ffn_moe_probs-{i}", m.ops.softmax(logits))
     chosen = tap(f"ffn_moe_topk-{i}", m.ops.top_k(probs, m.config.n_expert_used))  # [b, t, used]
     w = tap(f"ffn_moe_weights-{i}", np.take_along_axis(probs, chosen, axis=-1))  # [b, t, used]
-    w = tap(f"ffn_moe_weights_norm-{i}", m.ops.normalized(w))
+    w = tap(f"ffn_moe_weights_norm-{i}", m.ops.normalize_weights(w))
     g = tap(f"ffn_moe_gate-{i}", m.experts(h[..., None, :], f"blk.{i}.ffn_gate_exps", chosen, tap))  # [b, t, used, ff]
     u = tap(f"ffn_moe_up-{i}", m.experts(h[..., None, :], f"blk.{i}.ffn_up_exps", chosen, tap))  # [b, t, used, ff]
     a = tap(f"ffn_moe_swiglu-{i}", m.ops.swiglu(g, u))

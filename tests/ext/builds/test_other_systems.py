@@ -75,7 +75,7 @@ def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 def shim(tree: BuildTree, folder: Path) -> bytes:
     """The shim of a tree, linked."""
-    target = folder / f"shim{libraries.HERE.ending}"
+    target = folder / f"shim{libraries.HERE.suffix}"
     flags = compiled.flags_of(tree.words(), tree.words("llama.h"))
     shims.compiled(compiled.shim_of(tree, flags), target)
     return target.read_bytes()

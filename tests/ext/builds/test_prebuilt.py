@@ -23,7 +23,7 @@ from llamadiff.ext.builds.structures import layout_of
 from llamadiff.ext.graph.backend import judge_graph
 from llamadiff.llamacpp import library
 from llamadiff.llamacpp.capture import probe
-from llamadiff.llamacpp.library import LLAMA_CPP_PYTHON, PACKAGES, PREBUILT, Package, installed
+from llamadiff.llamacpp.library import LLAMA_CPP_PYTHON, PACKAGES, PREBUILT, Package, find_package
 from llamadiff.llamacpp.request import Settings
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.trace.reader import Trace
@@ -157,7 +157,7 @@ def test_a_package_takes_no_headers_of_another_one(headless, tmp_path):
 
 
 def test_what_was_compiled_here_is_taken_first():
-    assert installed() == LLAMA_CPP_PYTHON == PACKAGES[0]
+    assert find_package() == LLAMA_CPP_PYTHON == PACKAGES[0]
 
 
 def test_without_any_every_command_says_how_to_get_one(hidden):

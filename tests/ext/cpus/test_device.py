@@ -270,7 +270,7 @@ def test_weights_of_the_file_are_rounded_as_they_are_decoded(kind, wrong, small_
     w, x = weights.whole(name), normal(1, 1, 9, weights.shape(name)[-1])
     found = in_float(f16(x[0, 0]), f16(w))[None, None] * np.float32(1.01 if wrong else 1)
     checker = NodeChecker(weights, Request("", settings=Settings(gpu_layers=1)), own_rounding())
-    stored = Operand(weights.stored(name), kind.lower(), name)
+    stored = Operand(weights.read_raw(name), kind.lower(), name)
     n = Op("MUL_MAT", found.shape, "f32", bytes(64), (stored, Operand(x)))
     best = replayed(n, found, checker._computed, 1e-10, checker.arithmetics[True].device)
     assert (best.nmse <= 1e-10) != wrong

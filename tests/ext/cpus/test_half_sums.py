@@ -177,7 +177,7 @@ class OnArm(Recorder):
             return arrays
         return tuple(np.float32(np.float16(x)) if x.dtype.kind == "f" else x for x in arrays)
 
-    def summed(self, y: Any, kind: str, parts: Any, start: int = 0, by_row: bool = False) -> Any:
+    def accumulate(self, y: Any, kind: str, parts: Any, start: int = 0, by_row: bool = False) -> Any:
         """What a fault adds to a right product stays, on top of what the kernel gives."""
         if kind != "F16":
             return y
@@ -261,8 +261,8 @@ def test_a_way_is_known_from_what_it_gives(way):
     x, w = np.float32(np.float16(normal(6, 64))), np.float32(np.float16(normal(10, 64)))
     y = FIXED[way].added(w, x)
     kernel = half_sums.Kernel("")
-    assert way in kernel.shown(y, [half_sums.Matrix(w, x, ...)])
-    assert kernel.shown(x @ w.T, [half_sums.Matrix(w, x, ...)]) == set()
+    assert way in kernel.orders_shown(y, [half_sums.Matrix(w, x, ...)])
+    assert kernel.orders_shown(x @ w.T, [half_sums.Matrix(w, x, ...)]) == set()
     assert way in WAYS
 
 

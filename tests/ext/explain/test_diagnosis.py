@@ -82,7 +82,7 @@ def test_no_bug_is_named_on_llama_cpp_with_small_models(settings, kind, small_mo
 def test_a_cache_in_float16_that_nobody_stated_is_noise(small_model):
     class HalfCache(Engine):
         def attention(self, i, q, k, v, step):
-            tap = SimpleNamespace(stored=lambda kind, x: round_f16(x), operands=step.tap.operands)
+            tap = SimpleNamespace(store=lambda kind, x: round_f16(x), operands=step.tap.operands)
             return super().attention(i, q, k, v, replace(step, tap=_Stored(step.tap, tap)))
 
     result = judged(small_model(), HalfCache(small_model()))
@@ -97,7 +97,7 @@ class _Stored:
     """A tap that keeps cached rows otherwise, and records what it was given."""
 
     def __init__(self, tap, other):
-        self.tap, self.stored, self.operands, self.summed = tap, other.stored, other.operands, tap.summed
+        self.tap, self.store, self.operands, self.accumulate = tap, other.store, other.operands, tap.accumulate
 
     def __call__(self, name, x):
         return x if name.startswith("kv_") else self.tap(name, x)

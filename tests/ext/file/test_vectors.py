@@ -66,7 +66,7 @@ def test_fields_cover_every_byte_once(kind):
 def test_answers_are_gguf_pys_and_ggmls(kind, vectors, weights):
     answer = np.load(vectors / f"{kind}.npy")
     assert np.array_equal(answer, right(kind))
-    by_ggml = Dequantizer(weights).of_type(kind)(weights.stored(kind))
+    by_ggml = Dequantizer(weights).of_type(kind)(weights.read_raw(kind))
     assert np.array_equal(answer.view(np.uint32), by_ggml.view(np.uint32))
     assert np.isfinite(answer).all()
     assert (vectors / f"{kind}.bin").read_bytes() == vector_blocks(kind).tobytes()

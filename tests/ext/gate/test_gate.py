@@ -113,7 +113,7 @@ class Rounding(Recorder):
     def __init__(self, policy):
         super().__init__()
         carrier = Carrier([(policy, {})])
-        self.operands, self.stored, self.angles = carrier.operands, carrier.stored, carrier.angles
+        self.operands, self.store, self.angles = carrier.operands, carrier.store, carrier.angles
 
 
 @pytest.mark.parametrize("policy", ["bf16", "f16", "native"])

@@ -21,7 +21,7 @@ from llamadiff.ext.graph.op import Op, Operand
 from llamadiff.ext.graph.readers import NodeReader
 from llamadiff.ext.graph.repro import load, save
 from llamadiff.judge.lanes import policies_for
-from llamadiff.judge.settings import kept, stored_types
+from llamadiff.judge.settings import cache_settings, stored_types
 from llamadiff.judge.verdict import of_node
 from llamadiff.llamacpp import probes
 from llamadiff.llamacpp.installed import Installed
@@ -101,7 +101,7 @@ def test_a_product_that_is_rounded_once_is_told_from_one_that_is_rounded_twice(f
         said["Q8_0"] = blocks("Q8_0", one_by_one(probe("Q8_0"), cpu.AVX), order)
         assert way_of(said, order) == (cpu.FUSED if fused else "")
     way = cpu.q8_way(cpu.NEON, cpu.FUSED if fused else "")
-    assert np.array_equal(arithmetic.rounded(x, arithmetic.as_cpu("Q8_K", way)), expected)
+    assert np.array_equal(arithmetic.round_to(x, arithmetic.as_cpu("Q8_K", way)), expected)
     assert arithmetic.as_cpu("Q8_0", way) == "Q8_0 NEON"
 
 
@@ -213,7 +213,7 @@ def test_rows_of_a_cache_are_kept_as_the_cpu_rounds():
 @pytest.mark.parametrize("way", OTHERS)
 def test_a_trace_is_judged_as_its_own_cpu_rounds(way):
     info = Info((1,), (0,), 1, None, {"name": "llama.cpp", "settings": {**Settings().to_json(), "q8": way}}, {})
-    stored = kept(Trace(info, {}, {}))
+    stored = cache_settings(Trace(info, {}, {}))
     assert rounding_type(NATIVE, "Q4_0", stored) == f"Q8_0 {way}"
     assert policies_for(["Q4_0"], stored, ["f32", NATIVE]) == ["f32", NATIVE]
     carrier = Carrier([(NATIVE, stored), (NATIVE, {})])
@@ -224,7 +224,7 @@ def test_a_trace_is_judged_as_its_own_cpu_rounds(way):
     assert np.array_equal(with_sums[0], mine)
     assert np.array_equal(sums[0], eight_bits.q8_1_sums(X, way))
     assert not np.array_equal(sums[0], sums[1])
-    rows = Carrier([(NATIVE, {**stored, "cache_k": "Q8_0"})]).stored("cache_k", X[None])
+    rows = Carrier([(NATIVE, {**stored, "cache_k": "Q8_0"})]).store("cache_k", X[None])
     assert np.array_equal(rows[0], mine)
 
 
@@ -241,10 +241,10 @@ def test_a_trace_of_another_cpu_is_admitted_and_judged(way, small_model):
 @pytest.mark.parametrize("said", ["of its own", 7, None])
 def test_a_way_that_nobody_knows_is_unknown(said):
     info = Info((1,), (0,), 1, None, {"name": "x", "settings": {"q8": said}}, {})
-    assert kept(Trace(info, {}, {}))["q8"] == cpu.UNKNOWN
+    assert cache_settings(Trace(info, {}, {}))["q8"] == cpu.UNKNOWN
 
 
 @pytest.mark.parametrize("settings", [{"q8": ""}, {}])
 def test_an_engine_that_says_nothing_of_it_is_tried_as_most_are(settings):
     info = Info((1,), (0,), 1, None, {"name": "x", "settings": settings}, {})
-    assert "q8" not in kept(Trace(info, {}, {}))
+    assert "q8" not in cache_settings(Trace(info, {}, {}))

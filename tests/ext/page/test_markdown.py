@@ -219,9 +219,9 @@ def test_on_windows_a_command_is_as_its_shell_reads_it(monkeypatch):
 @needs("cmarkgfm", "nh3")
 @pytest.mark.parametrize("text", HOSTILE)
 def test_foreign_text_is_shown_as_it_is(text):
-    from llamadiff.report.terminal.escape import shown
+    from llamadiff.report.terminal.escape import escape_line
 
-    seen = shown(text)
+    seen = escape_line(text)
     in_table = table(("tap", "b"), [(code(text), prose(f"a {text} b")), ("`x`", token(text))])
     for made in (prose(f"the op {text} is wrong"), f"**{code(text)}**", token(text), f"- {prose(text)}", in_table):
         page = rendered(f"first\n\n{made}\n\nlast")

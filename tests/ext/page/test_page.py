@@ -319,7 +319,7 @@ def test_a_change_of_theme_or_width_draws_anew(show, wrong):
 
 @needs("chromium", "playwright")
 def test_foreign_text_is_shown_as_text(show, wrong):
-    from llamadiff.report.terminal.escape import quoted, shown
+    from llamadiff.report.terminal.escape import escape_line, quote
 
     texts = [HOSTILE[number % len(HOSTILE)] for number in range(len(wrong.rows))]
     rows = tuple(each if each.verdict == "wrong" else replace(each, tap=text + each.tap)
@@ -327,10 +327,10 @@ def test_foreign_text_is_shown_as_text(show, wrong):
     result = replace(hostile(wrong, HOSTILE[0]), rows=rows, tokens=tuple(enumerate(HOSTILE)), next_steps=HOSTILE[:8])
     page = show(to_html(result, COMMAND))
     assert page.locator("h1").text_content() == HOSTILE[0]
-    assert page.locator(".chip").all_text_contents() == [quoted(text, 24)[1:-1] for text in HOSTILE]
-    assert page.locator(".steps li").all_text_contents() == [shown(text) for text in HOSTILE[:8]]
+    assert page.locator(".chip").all_text_contents() == [quote(text, 24)[1:-1] for text in HOSTILE]
+    assert page.locator(".steps li").all_text_contents() == [escape_line(text) for text in HOSTILE[:8]]
     taps = page.locator("[data-tap]").evaluate_all("all => all.map(each => each.dataset.tap)")
-    assert sorted(taps) == sorted(shown(each.tap, 60) for each in rows)
+    assert sorted(taps) == sorted(escape_line(each.tap, 60) for each in rows)
     page.locator("[data-tap]").first.hover()
     assert page.locator("#tip b").text_content() in taps
     page.locator("[data-tap]").first.click()

@@ -239,8 +239,9 @@ def test_most():
 DAMAGED: dict[str, tuple[Any, str]] = {
     "rows": ([], "is damaged"), "rows of texts": ({"1": [["a", -1]]}, "is damaged"),
     "a row of one": ({"1": [2, 3]}, "is damaged"), "a row that is none": ({"1": 5}, "is damaged"),
-    "number of a row": ({"one": []}, "is damaged"), "a row after the end": ({"4": [[1, -1]]}, "speaks of more"),
-    "a row before the start": ({"0": [[1, -1]]}, "speaks of more"), "positive": ({"1": [[2, 0.5]]}, "row 1: [0][1] is"),
+    "number of a row": ({"one": []}, "is damaged"), "a row after the end": ({"4": [[1, -1]]}, "has entries past"),
+    "a row before the start": ({"0": [[1, -1]]}, "has entries past"),
+    "positive": ({"1": [[2, 0.5]]}, "row 1: [0][1] is"),
     "NaN": ({"1": [[2, math.nan]]}, "row 1: [0][1] is nan"), "nothing": ({"1": [[2, -math.inf]]}, "[0][1] is -inf"),
     "token below 0": ({"1": [[-2, -1.0]]}, "[0][0] is -2"), "token too large": ({"1": [[1 << 40, -1.0]]}, "[0][0] is"),
     "infinite token": ({"1": [[math.inf, -1.0]]}, "is damaged"),

@@ -25,10 +25,10 @@ TOKENS = (1, 17, 5, 40, 2, 9, 33, 12)
 @pytest.fixture
 def spoiled(monkeypatch):
     """spoiled(kind, change): what is told of this kind is altered in the second batch."""
-    real = Inputs.told
+    real = Inputs.check_node
 
     def of(kind, change):
-        def told(self, answer, data, order):
+        def check_node(self, answer, data, order):
             if answer["given"] == kind and self.batch == 2:
                 values = np.array(SentTensor(answer["tensor"], data=data[0], order=order).values()) if data else None
                 if values is not None:
@@ -40,7 +40,7 @@ def spoiled(monkeypatch):
                     answer, data = {**answer, "tensor": tensor}, [values.tobytes()]
             real(self, answer, data, order)
 
-        monkeypatch.setattr(Inputs, "told", told)
+        monkeypatch.setattr(Inputs, "check_node", check_node)
 
     return of
 
@@ -117,14 +117,14 @@ def test_a_row_that_is_written_over_is_named(small_model, spoiled):
 
 
 def test_a_state_of_another_sequence_is_named(small_model, monkeypatch):
-    real = Inputs.told
+    real = Inputs.check_node
 
-    def told(self, answer, data, order):
+    def check_node(self, answer, data, order):
         if answer["given"] == READ and self.batch == 2:
             answer = {**answer, "ids": [(cell + 1) % 3 for cell in answer["ids"]]}
         real(self, answer, data, order)
 
-    monkeypatch.setattr(Inputs, "told", told)
+    monkeypatch.setattr(Inputs, "check_node", check_node)
     found = said(small_model("mamba2"), "interleaved=3")[1]
     assert found[0].startswith("in the 2nd batch token 0 of sequence ")
     assert " begins with the state after position " in found[0]
@@ -171,7 +171,7 @@ def test_backend_says_it_beside_its_nodes(small_model, spoiled):
 
 def test_a_layer_may_have_any_window_of_the_model_and_keeps_it():
     inputs = Inputs()
-    inputs.within(4)
+    inputs.set_window(4)
     assert [window.length for window in inputs.windows] == [0, 4, 4]
     assert replace(inputs.windows[1], chunked=True) == inputs.windows[2]
 
@@ -180,7 +180,7 @@ def test_where_llama_cpp_does_not_say_how_far_its_windows_reach_nothing_is_a_fau
     """What is not seen may be out of a window: UNCHECKED, with the reason; what is seen and hidden is still wrong."""
     for length, faults, unsure in ((0, 1, 0), (None, 0, 1)):
         inputs = Inputs()
-        inputs.within(length)
+        inputs.set_window(length)
         inputs.do(Step(DECODE, (), (0,) * 6, tuple(range(6)), (0,) * 6))
         inputs.run(range(6))
         inputs.caches["cache_k_l0"] = Cells(inputs.windows, {0: {n: n for n in range(6)}})

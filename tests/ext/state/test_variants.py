@@ -116,7 +116,7 @@ def test_a_change_is_of_the_settings_or_of_the_way():
      ("batch=4,ubatch=3", (3, 1, 3))],
 )  # fmt: skip
 def test_a_trace_says_how_many_tokens_were_computed_at_a_time(spec, computed):
-    assert varied(Request("m", tokens=TOKENS), f"llama.cpp:{spec}").computed == computed
+    assert varied(Request("m", tokens=TOKENS), f"llama.cpp:{spec}").computed_batches == computed
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_wrong_op_is_counted_and_named(small_model, monkeypatch, tmp_path):
             trace = replace_tap(trace, "ffn_out-1", 1.5 * np.asarray(trace["ffn_out-1"]))
         return opened, trace
 
-    monkeypatch.setattr(module, "captured", spoiled)
+    monkeypatch.setattr(module, "capture_run", spoiled)
     result = found(small_model(), "flash_attn=on", "threads=2")
     assert [row.verdict == "wrong" for row in result.rows] == [False, True, False]
     assert result.rows[1].wrong == ("ffn_out-1", "l_out-1")

@@ -24,7 +24,7 @@ from llamadiff.ext.sweep.plan import SweepCase, read_plan
 from llamadiff.ext.sweep.run import Sweep
 from llamadiff.report.terminal.report import make_console
 from llamadiff.system.errors import UserError
-from llamadiff.verbs.workers import Died, surviving
+from llamadiff.verbs.workers import Died, map_surviving
 
 SHIPPED = Path(llamadiff.__file__).parent / "shipped"
 MODEL = SHIPPED / "tiny.F16.gguf"
@@ -165,11 +165,11 @@ def dies_always(number: int) -> int:
 
 def test_what_a_process_died_of_is_tried_again(tmp_path):
     things = [(number, str(tmp_path)) for number in range(6)]
-    assert dict(surviving(dies_once, things, 2)) == {thing: thing[0] ** 2 for thing in things}
+    assert dict(map_surviving(dies_once, things, 2)) == {thing: thing[0] ** 2 for thing in things}
 
 
 def test_what_every_process_dies_of_is_told_and_the_others_go_on():
-    assert dict(surviving(dies_always, range(5), 2)) == {0: 0, 1: 1, 2: Died(3), 3: 3, 4: 4}
+    assert dict(map_surviving(dies_always, range(5), 2)) == {0: 0, 1: 1, 2: Died(3), 3: 3, 4: 4}
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from llamadiff.ext.verify.combinations import COUNT, SPAN, Combinations, ErrorSq
 from llamadiff.judge.allowance import ROW, VALUE
 from llamadiff.judge.lanes import Lane
 from llamadiff.numerics import metrics
-from llamadiff.numerics.arithmetic import rounded
+from llamadiff.numerics.arithmetic import round_to
 from llamadiff.report.json import to_object
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
@@ -116,7 +116,7 @@ def product(path):
     """A product of 2,048 rows under two arithmetics, and what it is under the second."""
     weights = Weights(path("llama", "Q8_0"))
     x = np.random.default_rng(5).standard_normal((2048, 256)).astype(np.float32)
-    both = np.stack([x, rounded(x, "Q8_0")])
+    both = np.stack([x, round_to(x, "Q8_0")])
     lanes = [Lane("baseline", "f32"), Lane("baseline", "native")]
     return weights.product(WEIGHT, both)[1], lanes, WeightProduct(uncomputed, weights, WEIGHT, both)
 
@@ -124,7 +124,7 @@ def product(path):
 def test_a_right_product_is_seen_to_be_right(product):
     found = seen(*product, product[0])
     assert found.policies == ["native"]
-    assert found.fitting(MATCH, ALL) == (frozenset({"native"}),)
+    assert found.fitting_policies(MATCH, ALL) == (frozenset({"native"}),)
     assert found.nmse < 1e-12
     assert max(found.per_row) < 1e-11
     assert found.errors["f32"].sum() > 1e-6 * found.sizes.sum()
@@ -166,7 +166,7 @@ def test_minima_and_a_bias_are_combined_too(kind, path):
     weights = Weights(path("llama", kind))
     x = np.random.default_rng(5).standard_normal((1, 100, 256)).astype(np.float32)
     sums, bias = q8_1_sums(x), np.linspace(-1, 1, 512, dtype=np.float32)
-    product = WeightProduct(uncomputed, weights, WEIGHT, rounded(x, "Q8_1"), sums, bias=bias)
+    product = WeightProduct(uncomputed, weights, WEIGHT, round_to(x, "Q8_1"), sums, bias=bias)
     right = weights.product(WEIGHT, product.x, sums)[0] + bias
     drawn = Combinations.within(ALL, 100)
     combined = drawn.rows(product.x), drawn.rows(sums)
@@ -185,7 +185,7 @@ class WithoutScores(Recorder):
     def __call__(self, name, x):
         return x if name.startswith(("kq-", "kq_soft_max-")) else super().__call__(name, x)
 
-    def wanted(self, name):
+    def is_wanted(self, name):
         return False
 
 

@@ -201,7 +201,7 @@ def _activations(rounded: Callable[[Any], Any]) -> Build:
 def _weights(rounded: Callable[[Any], Any]) -> Build:
     def fault(engine: Engine, x: Any, name: str) -> Any:
         w = f"{name}.weight"
-        return engine.w.product(w, x, decode=lambda rows: rounded(engine.w.decoded(w, rows))) + bias(engine, name)
+        return engine.w.product(w, x, decode=lambda rows: rounded(engine.w.decode_rows(w, rows))) + bias(engine, name)
 
     return with_linear(STEMS, fault)
 

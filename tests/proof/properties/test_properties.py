@@ -54,7 +54,7 @@ def test_the_schedule_does_not_matter(
     for rng in seeds:
         case, taps, names = some_run(rng, folder)
         found = judged(case, taps, folder, names)
-        usual, share = Schedule._settled, rng.choice([0.3, 1.0])
+        usual, share = Schedule._needed_lanes, rng.choice([0.3, 1.0])
 
         def some_more(self, source, part, usual=usual, share=share, rng=rng):
             own = [lane for lane in self.replay.lanes if lane.source == source.name]
@@ -62,7 +62,7 @@ def test_the_schedule_does_not_matter(
             return [lane for lane in own if lane in needed or rng.random() < share]
 
         with monkeypatch.context() as patched:
-            patched.setattr(Schedule, "_settled", some_more)
+            patched.setattr(Schedule, "_needed_lanes", some_more)
             if share == 1:
                 patched.setattr(Schedule, "_likely", lambda self, part: self.every)
             whole = judged(case, taps, folder, names)

@@ -131,7 +131,7 @@ def _as_read(site: Site, side: str, x: Array) -> Array:
     """Rows of Q or K [b, 1, token, head, dim] as a product of scores reads them: heads first, K with empty slots."""
     if side == "q":
         return x.swapaxes(-3, -2)
-    kept = site.case.carrier.stored("cache_k", x.reshape(len(x), x.shape[-3], -1))
+    kept = site.case.carrier.store("cache_k", x.reshape(len(x), x.shape[-3], -1))
     rows = kept.reshape(len(kept), *x.shape[1:]).swapaxes(-3, -2)
     out = np.zeros((*rows.shape[:-2], site.shape(0)[-2], x.shape[-1]), x.dtype)
     out[..., : rows.shape[-2], :] = rows

@@ -36,7 +36,7 @@ def _edits(known: BlockBug) -> Edits:
 def _misread(misreading: Misreading, w: Weights, name: str) -> Alter:
     def decode(rows: Array) -> Array:
         blocks = np.ascontiguousarray(rows).reshape(-1, size)
-        values = misreading.read(blocks, lambda some: w.decoded(name, some))
+        values = misreading.read(blocks, lambda some: w.decode_rows(name, some))
         return np.asarray(values, np.float32).reshape(len(rows), -1)
 
     _, size = block_sizes(w.type(name))
@@ -68,4 +68,4 @@ def tensor_offset_wrong(site: Site) -> Iterator[Edit]:
 
 
 def _elsewhere(w: Weights, name: str, rows: Array, shape: tuple[int, ...]) -> Alter:
-    return lambda n: _with_weight(n, values=w.decoded(name, rows).reshape(shape), decode=None)
+    return lambda n: _with_weight(n, values=w.decode_rows(name, rows).reshape(shape), decode=None)

@@ -69,7 +69,7 @@ def _decoding(site: Site, name: str, kind: str) -> Alter:
     def alter(n: Op) -> Op:
         weight = n.sources[0]
         assert weight is not None
-        return replace(n, sources=(replace(weight, decode=lambda rows: to(w.decoded(name, rows))), *n.sources[1:]))
+        return replace(n, sources=(replace(weight, decode=lambda rows: to(w.decode_rows(name, rows))), *n.sources[1:]))
 
     return alter
 

@@ -261,11 +261,11 @@ class _Matrix:
 
 def _matrices(case: Case, product: Product) -> Iterator[_Matrix]:
     """A product's matrix, or those of its chosen experts: the outputs that are looked at."""
-    stored = case.engine.w.stored(product.name)
+    stored = case.engine.w.read_raw(product.name)
     every = ((None, slice(None)),) if product.chosen is None else each_expert(product.chosen[0])
     for expert, mine in every:
         data = (stored if expert is None else stored[expert])[product.rows]
-        w = np.asarray(case.engine.w.decoded(product.name, data), np.float64)
+        w = np.asarray(case.engine.w.decode_rows(product.name, data), np.float64)
         if product.scale is not None:
             w = w * (product.scale if expert is None else product.scale[expert])
         yield _Matrix(w, mine)

@@ -23,7 +23,7 @@ from llamadiff.ext.explain.search import VARIES, Fit, replayed, search
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.verdict import MATCH, NOISE, WRONG
 from llamadiff.numerics.arithmetic import EIGHT_BIT_WAYS, eight_bit_ways, precision
-from llamadiff.numerics.policies import CACHES, F32, operand_kind, perturbed, rounding_type
+from llamadiff.numerics.policies import CACHES, F32, operand_kind, perturb, rounding_type
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.taps import Tap
@@ -220,7 +220,7 @@ def _is_all(case: Case, base: str, errors: Mapping[str, Array]) -> bool:
     kept = precision(product.x)
     if kept == F32 or not np.isfinite(left):
         return False
-    moved = np.asarray(perturbed(product.x[0], kept), product.x.dtype)
+    moved = np.asarray(perturb(product.x[0], kept), product.x.dtype)
     flipped = _by_others(replace(product, x=moved[None]))[base] - _by_others(product)[base]
     return left <= FLIPS * float(np.square(np.asarray(flipped, np.float64)).sum())
 

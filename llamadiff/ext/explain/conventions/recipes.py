@@ -128,7 +128,7 @@ def cache(case: Case, side: str = "") -> Op:
     side = side or case.tap.kind.word[-1]
     x = case[PUT_IN[side]]
     x = x.reshape(*x.shape[:2], case.config.n_head_kv, -1)
-    return Op((x,), lambda carrier: carrier.stored(f"cache_{side}", x))
+    return Op((x,), lambda carrier: carrier.store(f"cache_{side}", x))
 
 
 def rope(case: Case) -> Op:

@@ -24,9 +24,9 @@ def lookup(o: Observed) -> Facts:
     if len(ids) != len(o.recorded) or not len(wrong):
         return
     part = slice(None) if run is None else slice(run[0], run[1] + 1)
-    scale = _scale(o, w.decoded(case.weight, w.stored(case.weight, ids)))
+    scale = _scale(o, w.decode_rows(case.weight, w.read_raw(case.weight, ids)))
     rows = _found(o, o.recorded[wrong, part] / scale, part)
-    table = np.asarray(w.decoded(case.weight, w.stored(case.weight, rows)), np.float64) * scale
+    table = np.asarray(w.decode_rows(case.weight, w.read_raw(case.weight, rows)), np.float64) * scale
     values = o.expected.copy()
     values[wrong, part] = table[:, part]
     if not o.fits(values):
@@ -68,7 +68,7 @@ def _found(o: Observed, values: Array, part: slice) -> Array:
     best, row = np.full(len(values), np.inf), np.zeros(len(values), int)
     for start in range(0, count, STEP):
         numbers = np.arange(start, min(start + STEP, count))
-        those = np.asarray(w.decoded(name, w.stored(name, numbers)), np.float64)[:, part] @ towards
+        those = np.asarray(w.decode_rows(name, w.read_raw(name, numbers)), np.float64)[:, part] @ towards
         gaps = np.square(marks[:, None] - those[None]).sum(axis=-1)
         nearest = gaps.argmin(axis=1)
         better = gaps.min(axis=1) < best

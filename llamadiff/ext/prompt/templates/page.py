@@ -28,7 +28,7 @@ def print_templates(found: Templates, console: Console) -> None:
         _put_place(page, found, place)
     page.blank()
     for line in notes(found):
-        page.labelled("", page.data(line, 1000))
+        page.print_labelled("", page.data(line, 1000))
 
 
 def headline(found: Templates) -> str:
@@ -83,15 +83,15 @@ def _put_place(page: Page, found: Templates, place: Place) -> None:
     part, causes = place.smallest, place.causes
     if place.count < found.parted:
         says = f"the candidate {causes[0].says}" if causes else "no known mistake explains them"
-        page.labelled("place", page.data(f"{place.count} of {found.parted}: {says}", 1000))
+        page.print_labelled("place", page.data(f"{place.count} of {found.parted}: {says}", 1000))
     elif not causes:
-        page.labelled("cause", "no known mistake explains all of them")
+        page.print_labelled("cause", "no known mistake explains all of them")
     if causes:
-        page.labelled("fix", page.data(causes[0].fix, 1000))
+        page.print_labelled("fix", page.data(causes[0].fix, 1000))
     for other in causes[1:FEW]:
-        page.labelled("or", page.data(f"the candidate {other.says}", 1000))
+        page.print_labelled("or", page.data(f"the candidate {other.says}", 1000))
     if part.line is not None:
-        page.labelled("line", f"{part.line}  {page.as_it_is(found.source.line(part.line), 400)}")
+        page.print_labelled("line", f"{part.line}  {page.as_it_is(found.source.line(part.line), 400)}")
     words = page.as_it_is(json.dumps(part.conversation, ensure_ascii=False), MOST_COPIED)
     page.console.print(Text(f"messages {words}"), soft_wrap=True)
     _put_texts(page, part)
@@ -100,7 +100,7 @@ def _put_place(page: Page, found: Templates, place: Place) -> None:
 def _put_texts(page: Page, part: Parting) -> None:
     """Both around the first character that is not the same, under each other; a mark under it."""
     if part.theirs is None:
-        page.labelled("error", page.data(" ".join((part.error or "").split()), 1000))
+        page.print_labelled("error", page.data(" ".join((part.error or "").split()), 1000))
         return
     start = max(0, part.offset - BEFORE)
     dots = "..." if start else ""

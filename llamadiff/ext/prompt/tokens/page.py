@@ -28,22 +28,22 @@ def print_tokens(found: Tokens, console: Console) -> None:
     page.blank()
     if explanation is not None and found.verdict == WRONG:
         for change in explanation.mistakes:
-            page.labelled("fix", page.as_it_is(change.fix))
+            page.print_labelled("fix", page.as_it_is(change.fix))
         for change in explanation.others:
-            page.labelled("or", page.as_it_is(f"{found.candidate} {change.says}"))
+            page.print_labelled("or", page.as_it_is(f"{found.candidate} {change.says}"))
     elif found.parted:
         more = ", and hardly any has the right ids: does the candidate have this file's vocabulary?"
-        page.labelled("cause", f"no known mistake explains all of these texts{more if found.is_foreign else ''}")
+        page.print_labelled("cause", f"no known mistake explains all of these texts{more if found.is_foreign else ''}")
     for example in found.examples:
         _put(page, example)
     if found.ways:
         own = "llama.cpp" if found.own else "it"
-        page.labelled("note", f"where the model's own tokenizer and {own} part, and the file cannot tell:")
+        page.print_labelled("note", f"where the model's own tokenizer and {own} part, and the file cannot tell:")
         for way, example in found.ways:
-            page.labelled("", page.data(f"the model's own {way.says}", 1000))
+            page.print_labelled("", page.data(f"the model's own {way.says}", 1000))
             _put(page, example)
     for line in notes(found):
-        page.labelled("", page.data(line, 1000))
+        page.print_labelled("", page.data(line, 1000))
 
 
 def headline(found: Tokens) -> str:
@@ -100,17 +100,17 @@ def print_back(found: Back, console: Console) -> None:
     )
     page.blank()
     for mistake in found.mistakes[:1]:
-        page.labelled("fix", page.data(mistake.fix, 1000))
+        page.print_labelled("fix", page.data(mistake.fix, 1000))
     for mistake in found.mistakes[1:]:
-        page.labelled("or", page.data(f"{found.candidate} {mistake.says}", 1000))
+        page.print_labelled("or", page.data(f"{found.candidate} {mistake.says}", 1000))
     if found.parted and not found.mistakes:
-        page.labelled("cause", "no known mistake explains all of these texts")
+        page.print_labelled("cause", "no known mistake explains all of these texts")
     for example in found.examples:
-        pieces = " ".join(map(page.quoted, example.pieces[:MOST_PIECES]))
-        page.labelled("ids", f"{list(example.ids[:MOST_PIECES])}  {pieces}")
-        page.labelled("", f"llama.cpp  {page.quoted(example.right, MOST_TEXT)}")
-        page.labelled("", f"yours      {page.quoted(example.found, MOST_TEXT)}")
-    page.labelled("", page.data(f"{found.model}: {found.lists} lists of token ids", 1000))
+        pieces = " ".join(map(page.quote, example.pieces[:MOST_PIECES]))
+        page.print_labelled("ids", f"{list(example.ids[:MOST_PIECES])}  {pieces}")
+        page.print_labelled("", f"llama.cpp  {page.quote(example.right, MOST_TEXT)}")
+        page.print_labelled("", f"yours      {page.quote(example.found, MOST_TEXT)}")
+    page.print_labelled("", page.data(f"{found.model}: {found.lists} lists of token ids", 1000))
 
 
 def headline_of_back(found: Back) -> str:
@@ -137,13 +137,13 @@ def _back(found: Back) -> str:
 
 
 def _put(page: Page, example: Example) -> None:
-    page.labelled("text", page.quoted(example.text, MOST_TEXT))
+    page.print_labelled("text", page.quote(example.text, MOST_TEXT))
     width = max(len(_called(name)) for name in example.ids)
     for name, ids in example.ids.items():
         pieces = example.pieces[name][:MOST_PIECES]
         more = " ..." if len(example.pieces[name]) > len(pieces) else ""
-        said = "dies of it" if ids is None else f"{' '.join(map(page.quoted, pieces))}{more}  {list(ids[:MOST_PIECES])}"
-        page.labelled("", Text(f"{_called(name).ljust(width)}  {said}"))
+        said = "dies of it" if ids is None else f"{' '.join(map(page.quote, pieces))}{more}  {list(ids[:MOST_PIECES])}"
+        page.print_labelled("", Text(f"{_called(name).ljust(width)}  {said}"))
 
 
 def _called(side: str) -> str:

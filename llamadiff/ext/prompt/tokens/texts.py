@@ -102,7 +102,7 @@ def texts_for(fields: Mapping[str, Any], seed: int = 1, takes_bytes: bool = Fals
 
     None has a character that the file has no tokens for, of which llama.cpp dies.
     """
-    seen, lacking = set[str](), Vocabulary(fields).lacking
+    seen, lacking = set[str](), Vocabulary(fields).missing_from
     for text in _Making(fields, seed).texts(takes_bytes):
         if text not in seen and not lacking(text):
             seen.add(text)
