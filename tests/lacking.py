@@ -54,13 +54,13 @@ def lacking(words: str) -> Library:
     Library.__init__ = made_without  # type: ignore[method-assign]
     interface.Loaded = lambda path: without(Loaded(path))  # type: ignore[assignment, misc]
     library.load = lambda stem: without(load(stem))  # type: ignore[assignment]
-    return child_main._open_package()
+    return child_main._llama_cpp_python()
 
 
 def deaf(words: str) -> Library:
     """llama-cpp-python's that makes contexts with other settings than it is given: ``type_k=1``, ggml's F16."""
     name, _, value = words.partition("=")
-    found = child_main._open_package()
+    found = child_main._llama_cpp_python()
     context = found.context
     found.context = lambda model, room, observe: context(  # type: ignore[method-assign]
         model, replace(room, **{name: int(value)}), observe

@@ -5,13 +5,11 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
-from llamadiff.ggml.ops import unary
 from llamaref import ops
 from llamaref.config import Rope
 
-from llamadiff.numerics import arithmetic, cpu, eight_bits, halves, metrics
+from llamadiff.numerics import arithmetic, eight_bits, halves, metrics
 from llamadiff.numerics.angles import ggml_angles
-from llamadiff.numerics.policies import GELU, NATIVE, operands
 from llamadiff.numerics.types import NUMBERS
 
 RNG = np.random.default_rng(3)
@@ -145,17 +143,3 @@ def test_kl_divergence():
 
 def test_ggmls_numbers_are_gguf_pys():
     assert {kind.name: kind for kind in gguf.GGMLQuantizationType} == NUMBERS
-
-
-@pytest.mark.parametrize(("kernel", "features"), [
-    (unary.UNFUSED, "CPU : AVX = 1 | LLAMAFILE = 1 |"), (unary.UNFUSED, "FMA = 0"), (unary.FUSED, "CPU : FMA = 1 |"),
-    (unary.FUSED, "CPU : NEON = 1 | ARM_FMA = 1 |"),
-])  # fmt: skip
-def test_the_table_of_gelu_as_ggml_fills_it(kernel, features):
-    """All that it holds, on a CPU that fuses a product and a sum, and on one that does not: one number is another."""
-    x = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-    x = x[np.abs(x) < arithmetic.GELU_END]
-    stored = {GELU: cpu.FUSED} if cpu.fuses(features) else {}
-    (found,) = operands(NATIVE, GELU, stored, ops.gelu(x))
-    assert np.array_equal(found, arithmetic.round_in_table(unary._gelu_single(x, kernel)))
-    assert found[x == np.float32(-1.9990234375)] == np.float32([-0.045471191, -0.045501709][kernel == unary.FUSED])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from cross import OLD_HEADERS, SYSTEMS, warnings
 from optional import needs
 from places import ROOT
 
-from llamadiff.ext.builds.compiled import OPTIONAL
+from llamadiff.ext.builds.compiled import flags_of
 from llamadiff.ext.writers import writers
 from llamadiff.numerics.compiled import library
 
@@ -33,8 +34,11 @@ def test_it_compiles_without_a_warning(source: Path, system: str, tmp_path: Path
 @EVERY
 @pytest.mark.skipif(not HEADERS.is_dir(), reason="this llama-cpp-python was installed without llama.cpp's headers")
 def test_the_shim_compiles_against_the_installed_headers(system: str, tmp_path: Path) -> None:
-    shim, flags = ROOT / "llamadiff/ext/builds/shim.c", (f"-isystem{HEADERS}", *(f"-DHAS_{name}" for name in OPTIONAL))
-    assert warnings(system, shim, tmp_path / "made.o", *flags) == ""
+    words = {path.name: {*re.findall(r"\w+", path.read_text("utf-8"))} for path in HEADERS.glob("*.h")}
+    flags = flags_of(set().union(*words.values()), words["llama.h"])
+    assert "-DHAS_flash_attn_type" in flags
+    shim = ROOT / "llamadiff/ext/builds/shim.c"
+    assert warnings(system, shim, tmp_path / "made.o", f"-isystem{HEADERS}", *flags) == ""
 
 
 @EVERY

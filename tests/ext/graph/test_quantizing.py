@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
-from llamaref import Engine
+from llama_cpp import llama_cpp
+from llamaref import Engine, ops
 from sent import own_rounding
 
 from llamadiff import Trace
@@ -18,6 +20,7 @@ from llamadiff.ext.graph.backend import judge_graph
 from llamadiff.ext.graph.check import replay
 from llamadiff.ext.graph.node import Node
 from llamadiff.ext.graph.op import Op, Operand
+from llamadiff.ext.graph.ops import unary
 from llamadiff.ext.graph.readers import NodeReader
 from llamadiff.ext.graph.repro import load, save
 from llamadiff.judge.lanes import policies_for
@@ -27,13 +30,14 @@ from llamadiff.llamacpp import probes
 from llamadiff.llamacpp.installed import Installed
 from llamadiff.llamacpp.interface import FUNCTIONS
 from llamadiff.llamacpp.layout import declare
+from llamadiff.llamacpp.library import behind
 from llamadiff.llamacpp.probes import rounding_of
 from llamadiff.llamacpp.quantizing import probe, way_of
 from llamadiff.llamacpp.readers import TapReader
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import arithmetic, cpu, eight_bits, tolerances
 from llamadiff.numerics.cpu import PARTNER
-from llamadiff.numerics.policies import NATIVE, rounding_type
+from llamadiff.numerics.policies import GELU, NATIVE, operands, rounding_type
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.system.libraries import Loaded
 from llamadiff.trace.metadata import Info
@@ -172,7 +176,8 @@ def test_where_no_way_is_known_no_product_is_wrong(off, verdict, lacking, small_
 @pytest.mark.parametrize("exported", [True, False])
 def test_the_library_that_computes_is_asked(exported):
     """A backend that ggml loaded by itself exports how it rounds, and libllama does not (as in all binary releases)."""
-    library = Installed()
+    llama = Path(llama_cpp._lib._name)
+    library = Installed(Loaded(llama, behind(llama)), "llama-cpp-python", llama_cpp)
     library.lib.llama_backend_init()
     if not exported:
         library.lib = Loaded(library.lib._name)  # nothing behind it
@@ -248,3 +253,17 @@ def test_a_way_that_nobody_knows_is_unknown(said):
 def test_an_engine_that_says_nothing_of_it_is_tried_as_most_are(settings):
     info = Info((1,), (0,), 1, None, {"name": "x", "settings": settings}, {})
     assert "q8" not in cache_settings(Trace(info, {}, {}))
+
+
+@pytest.mark.parametrize(("kernel", "features"), [
+    (unary.UNFUSED, "CPU : AVX = 1 | LLAMAFILE = 1 |"), (unary.UNFUSED, "FMA = 0"), (unary.FUSED, "CPU : FMA = 1 |"),
+    (unary.FUSED, "CPU : NEON = 1 | ARM_FMA = 1 |"),
+])  # fmt: skip
+def test_the_table_of_gelu_as_ggml_fills_it(kernel, features):
+    """All that it holds, on a CPU that fuses a product and a sum, and on one that does not: one number is another."""
+    x = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    x = x[np.abs(x) < arithmetic.GELU_END]
+    stored = {GELU: cpu.FUSED} if cpu.fuses(features) else {}
+    (found,) = operands(NATIVE, GELU, stored, ops.gelu(x))
+    assert np.array_equal(found, arithmetic.round_in_table(unary._gelu_single(x, kernel)))
+    assert found[x == np.float32(-1.9990234375)] == np.float32([-0.045471191, -0.045501709][kernel == unary.FUSED])

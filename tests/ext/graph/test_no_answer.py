@@ -9,10 +9,11 @@ import pytest
 from lacking import DEAF, OPENER
 
 from llamadiff.engines.run_spec import Run
+from llamadiff.ext.graph.backend import judge_graph
 from llamadiff.llamacpp import child, interface, layout, tensors
 from llamadiff.llamacpp.request import Settings
 from llamadiff.system.errors import UserError
-from llamadiff.verbs.verbs import compare, graph
+from llamadiff.verbs.verbs import compare
 
 ALL = sorted({*interface.FUNCTIONS, *layout.FUNCTIONS, *tensors._FUNCTIONS, *tensors._GRAPH_FUNCTIONS})
 OTHERS = (  # what not every version has
@@ -43,7 +44,7 @@ def run_without(monkeypatch):
     def run(words: str, model: Path) -> list[tuple[str, str]]:
         asked = Run(tokens=(1, 5, 9), settings=Settings(llama_cpp=words))
         try:
-            found = [graph(model, asked), compare(model, asked)]
+            found = [judge_graph(model, asked), compare(model, asked)]
         except UserError as error:
             return [("refused", str(error))]
         return [(each.verdict, each.headline + " ".join(each.proof)) for each in found]
@@ -80,4 +81,4 @@ def test_a_setting_that_is_not_applied_is_seen_in_the_graph(words, said, small_m
     asked = Run(tokens=(1, 5, 9), settings=Settings(llama_cpp=words))
     with pytest.raises(UserError, match=re.escape(said)):
         compare(small_model(), asked)
-    assert graph(small_model(), asked).verdict == "match"
+    assert judge_graph(small_model(), asked).verdict == "match"
