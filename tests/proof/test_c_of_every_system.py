@@ -18,7 +18,15 @@ from llamadiff.ext.writers import writers
 from llamadiff.numerics.compiled import library
 
 SOURCES = sorted(path for path in (ROOT / "llamadiff").rglob("*.c*") if path.suffix in (".c", ".cpp"))
-FLAGS = {"kernels": ("-O3",), "shim": (f"-I{OLD_HEADERS}",), "trace_writer": ()}
+
+
+def has(headers: Path) -> list[str]:
+    """What tells the shim of what these headers have."""
+    words = {path.name: {*re.findall(r"\w+", path.read_text("utf-8"))} for path in headers.glob("*.h")}
+    return flags_of(set().union(*words.values()), words["llama.h"])
+
+
+FLAGS = {"kernels": ("-O3",), "shim": (f"-I{OLD_HEADERS}", *has(OLD_HEADERS)), "trace_writer": ()}
 # On Windows no library is put before a program's own: `watch` says so, and its C is of no use there.
 PAIRS = [(path, system) for path in SOURCES for system in SYSTEMS if path.stem != "watch" or "windows" not in system]
 EVERY = pytest.mark.parametrize("system", SYSTEMS)
@@ -34,8 +42,7 @@ def test_it_compiles_without_a_warning(source: Path, system: str, tmp_path: Path
 @EVERY
 @pytest.mark.skipif(not HEADERS.is_dir(), reason="this llama-cpp-python was installed without llama.cpp's headers")
 def test_the_shim_compiles_against_the_installed_headers(system: str, tmp_path: Path) -> None:
-    words = {path.name: {*re.findall(r"\w+", path.read_text("utf-8"))} for path in HEADERS.glob("*.h")}
-    flags = flags_of(set().union(*words.values()), words["llama.h"])
+    flags = has(HEADERS)
     assert "-DHAS_flash_attn_type" in flags
     shim = ROOT / "llamadiff/ext/builds/shim.c"
     assert warnings(system, shim, tmp_path / "made.o", f"-isystem{HEADERS}", *flags) == ""
@@ -56,7 +63,7 @@ def test_windows_exports_what_is_called(tmp_path: Path) -> None:
     """And what setuptools exports of an extension."""
     kernels, shim = tmp_path / "kernels.o", tmp_path / "shim.o"
     assert warnings("x86_64-windows-gnu", Path(library.__file__).with_name("kernels.c"), kernels) == ""
-    assert warnings("x86_64-windows-gnu", ROOT / "llamadiff/ext/builds/shim.c", shim, f"-I{OLD_HEADERS}") == ""
+    assert warnings("x86_64-windows-gnu", ROOT / "llamadiff/ext/builds/shim.c", shim, *FLAGS["shim"]) == ""
     for made, names in (
         (kernels, (*library._ARGUMENTS, "PyInit_kernels")),
         (shim, ("shim_fields", "shim_load_backends", "shim_model", "shim_context", "shim_decode")),

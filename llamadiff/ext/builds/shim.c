@@ -75,6 +75,7 @@ SHIM void shim_load_backends(const char * folder) {
 // ---- models ---------------------------------------------------------------------------------------------------------
 
 SHIM void * shim_model(const char * path, int32_t gpu_layers, int32_t repack, int32_t vocab_only, void * device) {
+    (void) repack, (void) device;  // not every version has what they are for
     struct llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = gpu_layers;
     params.vocab_only = vocab_only != 0;

@@ -39,7 +39,7 @@ def cases(*names: str) -> list:
 @pytest.fixture
 def run_without(monkeypatch):
     """run_without(words, model): the verdicts of ``backend`` and ``compare``, each with its reasons; or the refusal."""
-    monkeypatch.setattr(child, "_opener", lambda: OPENER)
+    monkeypatch.setattr(child, "_opener", lambda llama_cpp: OPENER)
 
     def run(words: str, model: Path) -> list[tuple[str, str]]:
         asked = Run(tokens=(1, 5, 9), settings=Settings(llama_cpp=words))
@@ -77,7 +77,7 @@ def test_a_function_that_says_nothing_makes_nothing_wrong(name, run_without, sma
 ])  # fmt: skip
 def test_a_setting_that_is_not_applied_is_seen_in_the_graph(words, said, small_model, monkeypatch):
     """Taps would be judged by it; nodes are as they are."""
-    monkeypatch.setattr(child, "_opener", lambda: DEAF)
+    monkeypatch.setattr(child, "_opener", lambda llama_cpp: DEAF)
     asked = Run(tokens=(1, 5, 9), settings=Settings(llama_cpp=words))
     with pytest.raises(UserError, match=re.escape(said)):
         compare(small_model(), asked)
