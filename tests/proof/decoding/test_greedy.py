@@ -167,9 +167,9 @@ def said_of(said: Mapping[str, object], tmp_path: Path) -> Trace:
     ("batches", "message"),
     [
         ([3], "batches of 3 tokens in all for 4 tokens"),
-        ([4, 0], "from 1 on"),
-        ([2.0, 2], "from 1 on"),
-        (4, "from 1 on"),
+        ([4, 0], "is 0; expected a whole number >= 1"),
+        ([2.0, 2], "is 2.0; expected a whole number"),
+        (4, "batches is 4; expected a list"),
     ],
 )
 def test_batches_that_cannot_be_are_refused(batches: object, message: str, tmp_path: Path):
