@@ -84,8 +84,9 @@ def sweep() -> None:
         for folder in temporary_place().glob(f"{_prefix()}????????"):
             with suppress(OSError, ImportError):
                 if _is_own(folder) and (lock := _lock(folder)) is not None:
+                    _remove(folder)  # while it is locked: whoever has just made it would take it for its own
                     lock.release()
-                    _remove(folder)
+                    shutil.rmtree(folder, ignore_errors=True)  # Windows removes no file that is open
 
 
 def remove_own() -> None:

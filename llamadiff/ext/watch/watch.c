@@ -1064,7 +1064,7 @@ static bool look(void * node, bool ask, void * user) {
     return ask || !w->they_want || w->theirs(node, false, w->user);
 }
 
-static void begin_watch(struct watch * w, struct ggml * g, void * graph, uint64_t number) {
+static void begin_watch(struct watch * w, struct ggml * g, uint64_t number) {
     memset(w, 0, sizeof(*w));
     w->g = g, w->number = number;
     open_part(w);
@@ -1144,7 +1144,7 @@ static int by_scheduler(struct ggml * g, compute real, void * sched, void * grap
     }
     const struct own theirs = own_of(sched);
     struct watch w;
-    begin_watch(&w, g, graph, number);
+    begin_watch(&w, g, number);
     w.theirs = theirs.callback, w.user = theirs.user;
     inside++;
     g->ggml_backend_sched_set_eval_callback(sched, look, &w);
@@ -1172,7 +1172,7 @@ static int by_nodes(
         return passed(real, second ? graph : by, second ? by : graph, name);
     }
     struct watch w;
-    begin_watch(&w, g, graph, number);
+    begin_watch(&w, g, number);
     const struct params room = { g->ggml_graph_overhead_custom(8, false) + 4096, NULL, true };
     void * context = g->ggml_init(room);
     void * alone = g->ggml_new_graph_custom(context, 8, false);

@@ -151,7 +151,7 @@ def test_a_candidate_opens_one_in_full(small_model):
 
 
 def test_a_wrong_op_is_counted_and_named(small_model, monkeypatch, tmp_path):
-    real = module.captured
+    real = module.capture_run
 
     def spoiled(engine, request, *more):
         opened, trace = real(engine, request, *more)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from glob import glob
 from pathlib import Path
 
 import numpy as np
@@ -365,11 +366,15 @@ class Started:
         signal.signal(signal.SIGINT, heard)
 
     def begin(self):
-        self.until(lambda: any(self.temporary.glob("*/weight-*")) or self.graphs())
+        self.until(lambda: self.files("weight-*") or self.graphs())
         time.sleep(0.3)
 
     def graphs(self):
-        return any(self.temporary.glob("*/graph-*"))
+        return self.files("graph-*")
+
+    def files(self, pattern):
+        """Path.glob fails where a folder goes meanwhile."""
+        return glob(str(self.temporary / "*" / pattern))
 
     @staticmethod
     def until(is_so, seconds=60.0):
