@@ -80,12 +80,23 @@ def settings_of(words: Sequence[str] | None, environment: bool = True) -> Settin
     from llamadiff.llamacpp.settings_words import settings_of as read
 
     stands = from_environment() if environment else ""
-    settings = read(words or (), before=read([stands], f"{LLAMA_CPP}=") if stands else None)
+    before = read([stands], f"{LLAMA_CPP}=") if stands else None
+    settings = read(words or (), before=before)
+    if before is not None and before.llama_cpp == settings.llama_cpp != "" and not settings.runner:
+        _check_folder(before.llama_cpp)
     if settings.device != LIST:
         return settings
     for name, about, _ in probe(settings.place).devices:
         typer.echo(f"{name}  {about}")
     raise typer.Exit
+
+
+def _check_folder(folder: str) -> None:
+    """Raise UserError for one of the environment's that is not there: nobody has just typed it."""
+    if not Path(folder).is_dir():
+        raise UserError(
+            f"{LLAMA_CPP}: {folder}: is not a directory; give a build or an install of llama.cpp, or unset it"
+        )
 
 
 def from_environment() -> str:

@@ -101,7 +101,8 @@ class Child:
         ``patience``: the seconds that a request may take; as long as it likes, unless they are given.
         """
         where = Settings() if settings is None else settings
-        self.runner = where.runner
+        self.runner, self.llama_cpp = where.runner, where.llama_cpp
+        self._is_opened = False  # whether the library could be loaded
         self.patience, self._is_late, self._is_idle = patience, False, True
         self.meanwhile = list[Callable[[], object]]()
         self._voice = Lock()
@@ -137,6 +138,8 @@ class Child:
         if "error" in answers:
             raise _refusal(answers, noise)
         if "done" not in answers:
+            if not (self._is_opened or self.runner) and process.is_fault(self._process.returncode):
+                raise _unloadable(self._process.returncode, self.llama_cpp, noise)
             raise death(self._process.returncode, request, answers.get("phase", ""), noise, self.runner)
         return answers
 
@@ -192,6 +195,9 @@ class Child:
                 self.meanwhile.pop(0)()
             while line := child.stdout.readline():
                 answer = self._answer(line)
+                if "opened" in answer:
+                    self._is_opened = True
+                    continue
                 blobs = answer.pop("blobs", ())
                 if "phase" in answer:
                     progress(answer["phase"])
@@ -263,6 +269,17 @@ def death(code: int, request: Request, phase: str, log: str, runner: str = "") -
     if phase == TOKENIZING:
         return _death_of_a_prompt(code, request, log)
     return DiedError(about + _with_log(_obituary(code, request), log))
+
+
+def _unloadable(code: int, llama_cpp: str, log: str) -> UserError:
+    """A library that its process died of before any model was asked for: none is to blame."""
+    from llamadiff.llamacpp.library import INSTALL
+
+    whose, again = "llama.cpp", f"pip install --force-reinstall --no-cache-dir {INSTALL}"
+    if llama_cpp:
+        whose, again = f"--llama-cpp {llama_cpp}", "build or unpack it again"
+    words = f"{whose}: cannot be loaded: the process that opened it {process.how_it_ended(code)}"
+    return UnrunnableError(f"{_with_log(words, log)}; it is damaged, or made for another CPU: {again}")
 
 
 def _unrun(refused: bool, runner: str, log: str) -> UserError:

@@ -44,6 +44,7 @@ def main(build: str = "", shared: str = "", word: str = "", opener: str = "") ->
     say, memory = _only_voice(), _shared_file(shared, word)
     heard = watch_parent(partial(_leave, os.getppid()))
     library = _open_library(build, opener)  # while the parent opens the model
+    say(opened=True)  # whatever this process dies of from now on, it is not its library that cannot be loaded
     loaded = None
     while True:
         said = json.loads(heard.get())

@@ -10,9 +10,10 @@ import pytest
 from models.tokenized import with_tokenizer
 
 from llamadiff.llamacpp import child
-from llamadiff.llamacpp.request import TOKENIZING, Request
+from llamadiff.llamacpp.request import TOKENIZING, Request, Settings
 from llamadiff.system import exits
 from llamadiff.system.errors import UnrunnableError
+from llamadiff.system.progress import silent
 from llamadiff.system.python_child import how_it_ended
 from llamadiff.trace.token_text import Vocabulary
 
@@ -97,3 +98,17 @@ def test_a_process_that_signals_do_not_end_has_the_code_that_a_shell_would_show(
         raise exits.Stopped(signal.SIGINT)
 
     assert exits.run(stopped, lambda _: None) == 130
+
+
+@pytest.mark.parametrize(("build", "whose"), [("", "llama.cpp: "), ("/a/build", "--llama-cpp /a/build: ")])
+def test_a_library_that_its_process_dies_of_is_not_laid_to_the_model(
+    build: str, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is cut off ends it by SIGBUS while it is opened, one for another CPU by SIGILL."""
+    monkeypatch.setattr(child.process, "command", lambda *_: [sys.executable, "-c", "import os; os.abort()"])
+    monkeypatch.setattr(child, "_BEGUN", [])
+    with child.Child(Settings(llama_cpp=build)) as died, pytest.raises(UnrunnableError) as caught:
+        died.ask(Request("m.gguf"), silent)
+    said = str(caught.value)
+    assert said.startswith(f"{whose}cannot be loaded: the process that opened it died of SIGABRT; it is damaged")
+    assert "m.gguf" not in said
