@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from llamadiff.verbs.verbs import Compare
 
     Array = NDArray[Any]
-    Compute = Callable[[Any], Array]  # of an op (ext/graph/op.py)
-    Decoder = Callable[[str], Callable[[Array], Array]]  # a weight's, by its name
     StartElsewhere = Callable[..., Process]
 
 Answer = TypeVar("Answer")
@@ -65,6 +63,7 @@ class Slice:
     library = ""  # ``module:name`` of what loads a build of llama.cpp, in the process that runs it
     listener = ""  # ``module:name`` of what tells of the inputs of llama.cpp's passes (llamacpp/passes.py)
     pytest_plugin = ""  # the module that pytest loads beside ``pytest_plugin.py``
+    node_arithmetics = ""  # ``module:name`` of how nodes of a run are computed again (ext/graph/node_checker.py)
     recorder = ""  # ``module:name`` of what records a PyTorch model (torch.py)
     remote: Sequence[str] = ()  # modules that are sent where llama.cpp runs and nothing is installed
     remote_files: Sequence[str] = ()  # and other files, from the root
@@ -103,10 +102,6 @@ class Slice:
 
     def own_graph(self) -> OwnGraph | None:
         """What reads llama.cpp's own graph: an engine of any architecture, whose nodes are judged."""
-        return None
-
-    def node_arithmetics(self, compute: Compute, decoder: Decoder, on_device: bool) -> Any:
-        """In which arithmetics nodes of a run are computed again: a ``NodeArithmetics`` of ``ext/graph/check.py``."""
         return None
 
     def runner(self) -> StartElsewhere | None:

@@ -20,7 +20,9 @@ from models.small import write_model
 from once import once
 from quick import mark_slow
 
+from llamadiff.engines.run_spec import Run
 from llamadiff.system import started
+from llamadiff.verbs.verbs import record
 
 collect_ignore = ["ext/captures/sample"]  # a project of its own, whose tests test_sample.py runs
 
@@ -75,6 +77,15 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     """random_model("bloom.F16"): the path of that one of ``random_models.NAMES``."""
     folder = once(tmp_path_factory, "random-models", random_models.write)
     return lambda name: folder / f"{name}.gguf"
+
+
+@pytest.fixture(scope="session")
+def captures(small_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two captures of a small model, a.safetensors and b.safetensors; it must not be written to."""
+    folder, tokens = tmp_path_factory.mktemp("captures"), (1, 17, 5, 80, 42, 9, 33)
+    for name, some in (("a", tokens), ("b", tokens[:4])):
+        record(small_model(kind="Q8_0"), Run(tokens=some), folder / f"{name}.safetensors")
+    return folder
 
 
 @pytest.fixture(scope="session")

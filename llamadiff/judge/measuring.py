@@ -81,8 +81,8 @@ class Judge:
         those ways to add in float16 that the candidate's shows.
         """
         lanes, recorded, replayed = seen.lanes, seen.recorded, {lane.source for lane in seen.lanes}
-        told = {name: self._looked_at(self.sources[name], seen, spans[name]) for name in recorded if name in replayed}
-        measured = {name: self._measure_source(found, before) for name, found in told.items()}
+        looks = {name: self._looked_at(self.sources[name], seen, spans[name]) for name in recorded if name in replayed}
+        measured = {name: self._measure_source(found, before) for name, found in looks.items()}
         free = seen.lane(FREE) if FREE in lanes else None
         return Finding(
             tap=seen.tap,
@@ -93,10 +93,10 @@ class Judge:
             drift=self._drift(seen),
             distance={name: seen.distance(name) for name in recorded} if free else {},
             noise=metrics.nmse_of(seen.lane(FREE_NATIVE), free) if free and FREE_NATIVE in lanes else None,
-            fitting={name: found.fitted.policies(found.bounds.match) for name, found in told.items()},
+            fitting={name: found.fitted.policies(found.bounds.match) for name, found in looks.items()},
             stated=self._compare_statistics(seen),
             sums=sums,
-            closeups={name: each for name, found in told.items() if (each := self._closeup(found)) is not None},
+            closeups={name: each for name, found in looks.items() if (each := self._closeup(found)) is not None},
         )
 
     def of_sketches(

@@ -19,13 +19,12 @@ from optional import needs_slices
 
 from llamadiff import Trace, UserError
 from llamadiff.candidates.reference import record
-from llamadiff.engines.run_spec import USUAL, Run
+from llamadiff.engines.run_spec import USUAL
 from llamadiff.report.check_lines import MOST, Annotation, annotations_of, shown_ten
 from llamadiff.result.logits import over_positions, percentile_99
 from llamadiff.trace.writer import rewrite
 from llamadiff.verbs.check_traces import Checked, check_each
 from llamadiff.verbs.verbs import check
-from llamadiff.verbs.verbs import record as capture
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 ENGINE = """
@@ -41,15 +40,6 @@ build = Engine if bug == "none" else next(b.build for b in BUGS if b.name == bug
 trace = record(build(model), [int(token) for token in tokens.split(",")], "mine")
 rewrite(trace, trace.info, Path(out + ".safetensors"))
 """
-
-
-@pytest.fixture(scope="module")
-def captures(small_model, tmp_path_factory):
-    """A directory with two captures of a small model; it must not be written to."""
-    folder = tmp_path_factory.mktemp("captures")
-    for name, tokens in (("a", TOKENS), ("b", TOKENS[:4])):
-        capture(small_model(kind="Q8_0"), Run(tokens=tokens), folder / f"{name}.safetensors")
-    return folder
 
 
 @pytest.fixture

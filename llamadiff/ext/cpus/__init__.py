@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
-    from llamadiff.ext.graph.check import NodeArithmetics
     from llamadiff.judge.measuring import Judge
     from llamadiff.judge.replay import ShownSums
     from llamadiff.judge.study import Look
     from llamadiff.numerics.summing import SumsInHalf
-    from llamadiff.plugins import Compute, Decoder, StartElsewhere
+    from llamadiff.plugins import StartElsewhere
 
 
 class Cpus(Slice):
     """How other CPUs, GPUs and machines compute: sums in float16, kernels of devices, runners."""
 
     needs = ("graph",)
+    node_arithmetics = "llamadiff.ext.cpus.device:DeviceNodes"
 
     def half_sums(self) -> SumsInHalf:
         from llamadiff.ext.cpus.shown import HalfSums
@@ -35,11 +35,6 @@ class Cpus(Slice):
         from llamadiff.ext.cpus.shown import sums
 
         return (sums,)
-
-    def node_arithmetics(self, compute: Compute, decoder: Decoder, on_device: bool) -> NodeArithmetics:
-        from llamadiff.ext.cpus.device import DeviceNodes
-
-        return DeviceNodes(compute, decoder, on_device)
 
     def runner(self) -> StartElsewhere:
         from llamadiff.ext.cpus.remote_bootstrap import start_there

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,11 @@ class NodeChecker:
         self._pending: Op | str | None = None  # or why it is not judged
 
     def _arithmetics(self, on_device: bool) -> NodeArithmetics:
-        of_slice = plugins.ask_first(lambda each: each.node_arithmetics(self._computed, self._decoder, on_device))
-        return of_slice or PlainArithmetics(self._computed)
+        of_slice = plugins.ask_first(lambda each: each.node_arithmetics)
+        if of_slice is None:
+            return PlainArithmetics(self._computed)
+        made: NodeArithmetics = resolve_name(of_slice)(self._computed, self._decoder, on_device)
+        return made
 
     def begin(self, step: int) -> None:
         """A pass begins: the prefill, or a decode step."""

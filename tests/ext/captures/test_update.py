@@ -5,26 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from command import run
 from llamaref import Engine
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
-from llamadiff.engines.run_spec import Run
 from llamadiff.trace.writer import rewrite
-from llamadiff.verbs.verbs import record as capture
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
-
-
-@pytest.fixture(scope="module")
-def captures(small_model, tmp_path_factory):
-    """A directory with two captures of a small model; it must not be written to."""
-    folder = tmp_path_factory.mktemp("captures")
-    for name, tokens in (("a", TOKENS), ("b", TOKENS[:4])):
-        capture(small_model(kind="Q8_0"), Run(tokens=tokens), folder / f"{name}.safetensors")
-    return folder
 
 
 # -- recording anew

@@ -23,15 +23,6 @@ from llamadiff.verbs.verbs import record as capture
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 
 
-@pytest.fixture(scope="module")
-def captures(small_model, tmp_path_factory):
-    """A directory with two captures of a small model; it must not be written to."""
-    folder = tmp_path_factory.mktemp("captures")
-    for name, tokens in (("a", TOKENS), ("b", TOKENS[:4])):
-        capture(small_model(kind="Q8_0"), Run(tokens=tokens), folder / f"{name}.safetensors")
-    return folder
-
-
 def test_chance_is_the_quantile_of_f():
     """Tables of F at 0.1%: 8.75 for 10 and 10 degrees of freedom, 2.95 for 30, 1.87 for 100."""
     assert chance(10) == pytest.approx(8.75, rel=0.06)
