@@ -279,7 +279,7 @@ def _unloadable(code: int, llama_cpp: str, log: str) -> UserError:
     if llama_cpp:
         whose, again = f"--llama-cpp {llama_cpp}", "build or unpack it again"
     words = f"{whose}: cannot be loaded: the process that opened it {process.how_it_ended(code)}"
-    return UnrunnableError(f"{_with_log(words, log)}; it is damaged, or made for another CPU: {again}")
+    return DiedError(f"{_with_log(words, log)}; it is damaged, or made for another CPU: {again}")
 
 
 def _unrun(refused: bool, runner: str, log: str) -> UserError:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from models.tokenized import with_tokenizer
+from optional import needs_slices
 
 from llamadiff.llamacpp import child
 from llamadiff.llamacpp.request import TOKENIZING, Request, Settings
 from llamadiff.system import exits
-from llamadiff.system.errors import UnrunnableError
+from llamadiff.system.errors import DiedError, UnrunnableError
 from llamadiff.system.progress import silent
 from llamadiff.system.python_child import how_it_ended
 from llamadiff.trace.token_text import Vocabulary
@@ -100,14 +101,17 @@ def test_a_process_that_signals_do_not_end_has_the_code_that_a_shell_would_show(
     assert exits.run(stopped, lambda _: None) == 130
 
 
-@pytest.mark.parametrize(("build", "whose"), [("", "llama.cpp: "), ("/a/build", "--llama-cpp /a/build: ")])
+@pytest.mark.parametrize(
+    ("build", "whose"),
+    [("", "llama.cpp: "), pytest.param("/a/build", "--llama-cpp /a/build: ", marks=needs_slices("builds"))],
+)
 def test_a_library_that_its_process_dies_of_is_not_laid_to_the_model(
     build: str, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is cut off ends it by SIGBUS while it is opened, one for another CPU by SIGILL."""
     monkeypatch.setattr(child.process, "command", lambda *_: [sys.executable, "-c", "import os; os.abort()"])
     monkeypatch.setattr(child, "_BEGUN", [])
-    with child.Child(Settings(llama_cpp=build)) as died, pytest.raises(UnrunnableError) as caught:
+    with child.Child(Settings(llama_cpp=build)) as died, pytest.raises(DiedError) as caught:
         died.ask(Request("m.gguf"), silent)
     said = str(caught.value)
     assert said.startswith(f"{whose}cannot be loaded: the process that opened it died of SIGABRT; it is damaged")
