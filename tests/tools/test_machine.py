@@ -14,9 +14,10 @@ from llamadiff.system import python_child
 
 REPACKED = Settings(repack=True)
 
-# llama.cpp on a CPU whose repacked kernels crash: it reads the request, and dies of them
+# llama.cpp on a CPU whose repacked kernels crash: it is opened, reads the request, and dies of them
 DIES = """
 import json, os, signal, sys
+print(json.dumps({"opened": True}), flush=True)
 request = json.loads(sys.stdin.readline())
 if request["settings"]["repack"]:
     os.kill(os.getpid(), signal.SIGSEGV)
