@@ -18,6 +18,8 @@ CORES = $(shell getconf _NPROCESSORS_ONLN)
 PYTEST = -m pytest -n $(shell expr $(CORES) + 1) --maxprocesses 8 --dist worksteal --durations 10
 # A quick test that is not through in ten minutes hangs: its process says where, and ends.
 QUICK = -m "not slow" -o faulthandler_timeout=600
+# What a slice and the core owe each other.
+CONTRACTS = tests/house tests/cli/test_slices.py
 export OMP_WAIT_POLICY = passive
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
@@ -62,9 +64,9 @@ $(VENV)/with-%: $(VENV)/developing
 demo: install  ## the main job on the shipped model, right and then with a bug in it
 	$(BIN)/llamadiff demo
 
-test: develop  ## the quick tests, and the recorded traces against the engine; with EXTRAS="torch compilers" all of them
-	$(BIN)/python $(PYTEST) $(QUICK)
-	$(BIN)/llamadiff check captures
+test: develop  ## the quick tests, and the captures; with EXTRAS="torch compilers" all of them; with SLICE=port that one's
+	$(BIN)/python $(PYTEST) $(QUICK) $(SLICE:%=$(CONTRACTS) tests/ext/%)
+	$(if $(SLICE),,$(BIN)/llamadiff check captures)
 
 test-all: $(WHOLE)  ## every test, the slow ones too
 	$(BIN)/python $(PYTEST)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +24,13 @@ from once import once
 from quick import mark_slow
 
 from llamadiff.engines.run_spec import Run
+from llamadiff.llamacpp.capture import capture
+from llamadiff.llamacpp.request import Request
 from llamadiff.system import started
+from llamadiff.trace.reader import Trace
 from llamadiff.verbs.verbs import record
+
+TOKENS = (1, 17, 5, 80, 42, 9, 33)
 
 collect_ignore = ["ext/captures/sample"]  # a project of its own, whose tests test_sample.py runs
 
@@ -35,8 +43,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if crc32(item.nodeid.encode()) % int(parts) == int(part)]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker says how large it became."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["peak"] = _peak(resource.RUSAGE_SELF)
+
+
+def pytest_testnodedown(node: Any) -> None:
+    """Its peak is kept for the summary."""
+    if output := getattr(node, "workeroutput", None):
+        _PEAKS.append(output["peak"])
+
+
+_PEAKS: list[int] = []
+
+
+def _peak(who: int) -> int:
+    """The most MB that a process had in memory: this one, or the largest of those that it started."""
+    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024) // 1_000_000
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Count the tests that were not run, by the reason."""
+    """Say how much memory the tests took; count those that were not run, by the reason."""
+    if not hasattr(terminalreporter.config, "workeroutput"):
+        own = sorted(_PEAKS or [_peak(resource.RUSAGE_SELF)])
+        largest = max(*own, _peak(resource.RUSAGE_CHILDREN))
+        terminalreporter.write_line(f"memory: {', '.join(map(str, own))} MB; of any process: {largest} MB")
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     for reason, count in reasons.most_common():
@@ -80,10 +113,26 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 
 @pytest.fixture(scope="session")
+def captured(small_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trace]:
+    """captured("qwen2", "Q8_0", tokens): llama.cpp's run of a small model, captured once a run of the tests."""
+
+    def get(name: str = "llama", kind: str = "F16", tokens: Sequence[int] = TOKENS) -> Trace:
+        model = small_model(name, kind)
+        content = sha256(model.read_bytes() + repr(tuple(tokens)).encode()).hexdigest()
+
+        def write(folder: Path) -> None:
+            capture(Request(str(model), tokens=tuple(tokens), output=str(folder / "t.safetensors")))
+
+        return Trace.open(once(tmp_path_factory, f"captured-{content}", write) / "t.safetensors")
+
+    return get
+
+
+@pytest.fixture(scope="session")
 def captures(small_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two captures of a small model, a.safetensors and b.safetensors; it must not be written to."""
-    folder, tokens = tmp_path_factory.mktemp("captures"), (1, 17, 5, 80, 42, 9, 33)
-    for name, some in (("a", tokens), ("b", tokens[:4])):
+    folder = tmp_path_factory.mktemp("captures")
+    for name, some in (("a", TOKENS), ("b", TOKENS[:4])):
         record(small_model(kind="Q8_0"), Run(tokens=some), folder / f"{name}.safetensors")
     return folder
 

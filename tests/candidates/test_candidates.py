@@ -21,8 +21,6 @@ from llamadiff.candidates.reference import record
 from llamadiff.candidates.source import Context
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How
-from llamadiff.llamacpp.capture import capture
-from llamadiff.llamacpp.request import Request
 from llamadiff.numerics.halves import round_bf16
 from llamadiff.trace.metadata import KEY
 from llamadiff.trace.reader import Trace
@@ -30,19 +28,6 @@ from llamadiff.trace.taps import parse
 from llamadiff.verbs.verbs import diff
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
-
-
-@pytest.fixture(scope="module")
-def baseline(small_model, tmp_path_factory):
-    traces = {}
-
-    def get(arch):
-        if arch not in traces:
-            output = tmp_path_factory.mktemp("traces") / "b.safetensors"
-            traces[arch] = capture(Request(str(small_model(arch)), tokens=TOKENS, output=str(output)))
-        return traces[arch]
-
-    return get
 
 
 def as_trace(trace, folder):
@@ -109,9 +94,9 @@ def judged(spec, path, baseline, mapping="llama.cpp", timeout=20.0, partial=Fals
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_each_bug_is_named_through_each_form(bug: Bug, form, small_model, baseline, tmp_path):
+def test_each_bug_is_named_through_each_form(bug: Bug, form, small_model, captured, tmp_path):
     path = small_model(bug.arch)
-    result = judged(form(record(bug.build(path), TOKENS, "mine"), tmp_path), path, baseline(bug.arch))
+    result = judged(form(record(bug.build(path), TOKENS, "mine"), tmp_path), path, captured(bug.arch))
     words = {parse(row.tap).kind.word for row in result.wrong}
     assert parse(result.first_divergence.tap).kind.word == bug.words[0]
     if form in (as_f16, as_bf16):  # a wrong epsilon shows only where rows are small: elsewhere 16 bits hide it
@@ -122,9 +107,9 @@ def test_each_bug_is_named_through_each_form(bug: Bug, form, small_model, baseli
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "moe"])
-def test_a_right_engine_passes_in_each_form(arch, form, small_model, baseline, tmp_path):
+def test_a_right_engine_passes_in_each_form(arch, form, small_model, captured, tmp_path):
     path = small_model(arch)
-    result = judged(form(record(Engine(path), TOKENS, "mine"), tmp_path), path, baseline(arch))
+    result = judged(form(record(Engine(path), TOKENS, "mine"), tmp_path), path, captured(arch))
     assert result.verdict in ("match", "noise")
     assert not result.missing
 
@@ -146,15 +131,15 @@ def as_hf(trace, folder):
     return folder / "hf.npz"
 
 
-def test_a_map_translates_names_axes_and_permutations(small_model, baseline, tmp_path):
+def test_a_map_translates_names_axes_and_permutations(small_model, captured, tmp_path):
     path = small_model()
-    result = judged(as_hf(record(Engine(path), TOKENS, "mine"), tmp_path), path, baseline("llama"), "hf", partial=True)
+    result = judged(as_hf(record(Engine(path), TOKENS, "mine"), tmp_path), path, captured("llama"), "hf", partial=True)
     assert result.verdict in ("match", "noise")
     assert {row.tap for row in result.rows} >= {"Qcur_proj-0", "Kcur_proj-1", "ffn_up-1"}
     assert all(row.local.nmse < 1e-9 for row in result.rows if "proj" in row.tap)
 
 
-def test_treatments_are_undone(small_model, baseline, tmp_path):
+def test_treatments_are_undone(small_model, captured, tmp_path):
     path = small_model()
     model, trace = Model(path), record(Engine(path), TOKENS, "mine")
     weight = model.engine.w.vector("blk.0.attn_norm.weight")
@@ -179,17 +164,17 @@ def test_treatments_are_undone(small_model, baseline, tmp_path):
     """),
         encoding="utf-8",
     )
-    result = judged(tmp_path / "t.npz", path, baseline("llama"), str(tmp_path / "map.toml"), partial=True)
+    result = judged(tmp_path / "t.npz", path, captured("llama"), str(tmp_path / "map.toml"), partial=True)
     assert [row.tap for row in result.rows] == ["attn_norm-0", "Kcur_rope-0", "kq-0"]
     assert result.verdict in ("match", "noise")
 
 
-def test_copies_that_differ_are_no_copies(small_model, baseline, tmp_path):
+def test_copies_that_differ_are_no_copies(small_model, captured, tmp_path):
     trace = record(Engine(small_model()), TOKENS, "mine")
     np.savez(tmp_path / "t.npz", k0=np.tile(trace["Kcur_rope-0"], (1, 2, 1)))
     (tmp_path / "map.toml").write_text('[Kcur_rope]\nname = "k{i}"\ndone = ["repeated"]\n', encoding="utf-8")
     with pytest.raises(UserError, match="copies of a head differ"):
-        judged(tmp_path / "t.npz", small_model(), baseline("llama"), str(tmp_path / "map.toml"))
+        judged(tmp_path / "t.npz", small_model(), captured("llama"), str(tmp_path / "map.toml"))
 
 
 @pytest.mark.parametrize(
@@ -209,30 +194,30 @@ def test_a_map_is_checked(text, message, tmp_path):
         load_map(str(tmp_path / "map.toml"))
 
 
-def test_a_shape_that_does_not_fit_proposes_the_line_that_does(small_model, baseline, tmp_path):
+def test_a_shape_that_does_not_fit_proposes_the_line_that_does(small_model, captured, tmp_path):
     trace = record(Engine(small_model()), TOKENS, "mine")
     np.save(tmp_path / "Qcur_rope-0.npy", trace["Qcur_rope-0"].transpose(1, 0, 2))
     with pytest.raises(UserError, match=r'needs \[7, 4, 64\].*axes = "head token dim" would fit'):
-        judged(tmp_path, small_model(), baseline("llama"))
+        judged(tmp_path, small_model(), captured("llama"))
 
 
-def test_an_unknown_name_proposes_the_tap_it_looks_like(small_model, baseline, tmp_path):
+def test_an_unknown_name_proposes_the_tap_it_looks_like(small_model, captured, tmp_path):
     trace = record(Engine(small_model()), TOKENS, "mine")
     np.save(tmp_path / "layer_0_ffn_gate.npy", trace["ffn_gate-0"])
     with pytest.raises(UserError, match=r'\[ffn_gate\] name = "layer_\{i\}_ffn_gate"'):
-        judged(tmp_path, small_model(), baseline("llama"))
+        judged(tmp_path, small_model(), captured("llama"))
 
 
-def test_extra_names_are_kept_and_not_fatal(small_model, baseline, tmp_path):
+def test_extra_names_are_kept_and_not_fatal(small_model, captured, tmp_path):
     trace = record(Engine(small_model()), TOKENS, "mine")
     np.save(tmp_path / "l_out-0.npy", trace["l_out-0"])
     np.save(tmp_path / "my_own_tensor.npy", np.zeros(3))
-    result = judged(tmp_path, small_model(), baseline("llama"))
+    result = judged(tmp_path, small_model(), captured("llama"))
     assert result.extra == ("my_own_tensor",)
     assert len(result.missing) == 36
 
 
-def test_the_last_hidden_state_and_some_logits_are_judged(small_model, baseline, tmp_path):
+def test_the_last_hidden_state_and_some_logits_are_judged(small_model, captured, tmp_path):
     trace = record(Engine(small_model()), TOKENS, "mine")
     (tmp_path / "result_norm@-1.txt").write_text(
         "\n".join(f"{i}: {v:.7g}" for i, v in enumerate(trace["result_norm"][-1])), encoding="utf-8"
@@ -241,25 +226,25 @@ def test_the_last_hidden_state_and_some_logits_are_judged(small_model, baseline,
     (tmp_path / "result_output@-1.txt").write_text(
         "\n".join(f"[{i}] = {trace['result_output'][-1][i]:.6f}" for i in top), encoding="utf-8"
     )
-    result = judged(tmp_path, small_model(), baseline("llama"))
+    result = judged(tmp_path, small_model(), captured("llama"))
     assert result.verdict in ("match", "noise")
     assert [row.tap for row in result.rows] == ["result_norm", "result_output"]
     wrong = trace["result_norm"][-1] * 1.3
     (tmp_path / "result_norm@-1.txt").write_text(
         "\n".join(f"{i}: {v:.7g}" for i, v in enumerate(wrong)), encoding="utf-8"
     )
-    result = judged(tmp_path, small_model(), baseline("llama"))
+    result = judged(tmp_path, small_model(), captured("llama"))
     assert [row.tap for row in result.wrong] == ["result_norm"]
     assert "what is computed from it (result_output) is right" in result.summary  # the logits are of another state
 
 
-def test_the_first_values_of_a_tap_are_compared_alone(small_model, baseline, tmp_path):
+def test_the_first_values_of_a_tap_are_compared_alone(small_model, captured, tmp_path):
     trace = record(Engine(small_model()), TOKENS, "mine")
     head = trace["attn_norm-0"].ravel()[:10]
     (tmp_path / "attn_norm-0.txt").write_text("\n".join(map(str, head)), encoding="utf-8")
-    assert judged(tmp_path, small_model(), baseline("llama"), partial=True).verdict in ("match", "noise")
+    assert judged(tmp_path, small_model(), captured("llama"), partial=True).verdict in ("match", "noise")
     (tmp_path / "attn_norm-0.txt").write_text("\n".join(map(str, -head)), encoding="utf-8")
-    assert judged(tmp_path, small_model(), baseline("llama")).verdict == "wrong"
+    assert judged(tmp_path, small_model(), captured("llama")).verdict == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -275,33 +260,33 @@ def test_the_first_values_of_a_tap_are_compared_alone(small_model, baseline, tmp
         ("nothing_known.f32", b"\0" * 12, "has a name that is known"),
     ],
 )
-def test_dumps_are_checked(name, content, message, small_model, baseline, tmp_path):
+def test_dumps_are_checked(name, content, message, small_model, captured, tmp_path):
     (tmp_path / name).write_bytes(content)
     if name == "tokens":
         np.save(tmp_path / "embd.npy", np.zeros((7, 256), np.float32))
     with pytest.raises(UserError, match=message):
-        judged(tmp_path, small_model(), baseline("llama"))
+        judged(tmp_path, small_model(), captured("llama"))
 
 
-def test_pickles_are_refused(small_model, baseline, tmp_path):
+def test_pickles_are_refused(small_model, captured, tmp_path):
     np.save(tmp_path / "embd.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(UserError, match="not a plain"):
-        judged(tmp_path, small_model(), baseline("llama"))
+        judged(tmp_path, small_model(), captured("llama"))
 
 
-def test_links_out_of_the_dump_are_not_followed(small_model, baseline, tmp_path):
+def test_links_out_of_the_dump_are_not_followed(small_model, captured, tmp_path):
     (tmp_path / "dump").mkdir()
     np.save(tmp_path / "secret.npy", np.zeros(3))
     (tmp_path / "dump" / "embd.npy").symlink_to(tmp_path / "secret.npy")
     with pytest.raises(UserError, match="leads out of the dump"):
-        judged(tmp_path / "dump", small_model(), baseline("llama"))
+        judged(tmp_path / "dump", small_model(), captured("llama"))
 
 
-def test_a_dump_of_other_tokens_is_refused(small_model, baseline, tmp_path):
+def test_a_dump_of_other_tokens_is_refused(small_model, captured, tmp_path):
     as_f32(record(Engine(small_model()), TOKENS, "mine"), tmp_path)
     (tmp_path / "tokens").write_text("1, 17, 5, 81, 42, 9, 33", encoding="utf-8")
     with pytest.raises(UserError, match=r"from token 3 on it has \[81"):
-        judged(tmp_path, small_model(), baseline("llama"))
+        judged(tmp_path, small_model(), captured("llama"))
 
 
 @pytest.mark.parametrize(
@@ -320,12 +305,12 @@ def test_a_dump_of_other_tokens_is_refused(small_model, baseline, tmp_path):
         ("cmd:", "no command"),
     ],
 )
-def test_commands_that_fail_say_how(command, message, small_model, baseline):
+def test_commands_that_fail_say_how(command, message, small_model, captured):
     with pytest.raises(UserError, match=message):
-        judged(command.format(python=shlex.quote(sys.executable)), small_model(), baseline("llama"), timeout=1.0)
+        judged(command.format(python=shlex.quote(sys.executable)), small_model(), captured("llama"), timeout=1.0)
 
 
-def test_a_command_gets_the_model_and_leaves_nothing(small_model, baseline, tmp_path, monkeypatch):
+def test_a_command_gets_the_model_and_leaves_nothing(small_model, captured, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     script = tmp_path.parent / "engine.py"
     script.write_text(
@@ -336,17 +321,17 @@ def test_a_command_gets_the_model_and_leaves_nothing(small_model, baseline, tmp_
     """),
         encoding="utf-8",
     )
-    result = judged(f"cmd: {shlex.quote(sys.executable)} {script} {{model}} {{out}}", small_model(), baseline("llama"))
+    result = judged(f"cmd: {shlex.quote(sys.executable)} {script} {{model}} {{out}}", small_model(), captured("llama"))
     assert [row.tap for row in result.wrong] == ["embd"]
     assert not [path for path in Path(tmp_path).iterdir() if path.name.startswith("llamadiff-")]
 
 
-def test_a_candidate_that_is_nothing(small_model, baseline):
+def test_a_candidate_that_is_nothing(small_model, captured):
     with pytest.raises(UserError, match="no such trace or dump"):
-        judged("/no/such/thing", small_model(), baseline("llama"))
+        judged("/no/such/thing", small_model(), captured("llama"))
 
 
-def test_sparse_dumps_still_name_the_layer(small_model, baseline, tmp_path):
+def test_sparse_dumps_still_name_the_layer(small_model, captured, tmp_path):
     class Layer1(Engine):
         def norm(self, x, name):
             return super().norm(x, name) * (1.2 if name == "blk.1.attn_norm" else 1)
@@ -354,49 +339,49 @@ def test_sparse_dumps_still_name_the_layer(small_model, baseline, tmp_path):
     trace = record(Layer1(small_model()), TOKENS, "mine")
     kept = [name for name in trace if name.startswith(("embd", "l_out", "result_output"))]
     sparse = Trace(trace.info, {name: trace[name] for name in kept}, {})
-    result = judged(as_npy(sparse, tmp_path), small_model(), baseline("llama"))
+    result = judged(as_npy(sparse, tmp_path), small_model(), captured("llama"))
     assert [row.tap for row in result.wrong] == ["l_out-1"]
 
 
-def test_a_partial_dump_says_ranks_and_what_to_write_next(small_model, baseline, tmp_path):
+def test_a_partial_dump_says_ranks_and_what_to_write_next(small_model, captured, tmp_path):
     trace = record(Engine(small_model()), TOKENS, "mine")
     logits = trace["result_output"][-1]
     top = np.argsort(-logits)[:5]
     (tmp_path / "result_output@-1.txt").write_text("\n".join(f"[{i}] = {logits[i]:.6f}" for i in top), encoding="utf-8")
-    result = judged(tmp_path, small_model(), baseline("llama"))
+    result = judged(tmp_path, small_model(), captured("llama"))
     assert [token.candidate_rank for token in result.logits.top[:5]] == [1, 2, 3, 4, 5]
     assert np.isnan(result.logits.top[5].candidate)
     assert any("36 taps were not recorded" in step for step in result.next_steps)
     (tmp_path / "result_output@-1.txt").write_text(
         "\n".join(f"[{i}] = {-logits[i]:.6f}" for i in top), encoding="utf-8"
     )
-    result = judged(tmp_path, small_model(), baseline("llama"))
+    result = judged(tmp_path, small_model(), captured("llama"))
     assert [row.tap for row in result.wrong] == ["result_output"]
     assert not result.logits.top1_agree
     assert result.next_steps[0] == "write l_out-0 to l_out-1 next: they say which layer is wrong"
 
 
-def test_two_bugs_are_named_through_a_dump(small_model, baseline, tmp_path):
+def test_two_bugs_are_named_through_a_dump(small_model, captured, tmp_path):
     both = type("Both", (BUGS[9].build, BUGS[6].build), {})
-    result = judged(as_npz(record(both(small_model()), TOKENS, "mine"), tmp_path), small_model(), baseline("llama"))
+    result = judged(as_npz(record(both(small_model()), TOKENS, "mine"), tmp_path), small_model(), captured("llama"))
     assert {parse(row.tap).kind.word for row in result.wrong} == {"ffn_gate", "ffn_up", "result_norm"}
 
 
-def test_what_is_nearer_to_the_engine_is_shown(small_model, baseline):
+def test_what_is_nearer_to_the_engine_is_shown(small_model, captured):
     trace = record(BUGS[0].build(small_model()), TOKENS, "mine")
-    result = diff(baseline("llama"), trace, small_model())
+    result = diff(captured("llama"), trace, small_model())
     distance = result.rows[-1].distance
     assert distance["candidate"] > 1e-3 > distance["baseline"]
     assert result.arithmetics == {"F16": "F32"}
 
 
-def test_two_rows_of_one_token_are_judged_apart(small_model, baseline, tmp_path):
+def test_two_rows_of_one_token_are_judged_apart(small_model, captured, tmp_path):
     """The last token's final norm and its logits: the head is judged on the row that it was given."""
     trace = record(BUGS[0].build(small_model()), TOKENS, "mine")
     for name in ("result_norm", "result_output"):
         lines = (f"{i}: {v:.9g}" for i, v in enumerate(trace[name][-1]))
         (tmp_path / f"{name}@-1.txt").write_text("\n".join(lines), encoding="utf-8")
-    result = judged(tmp_path, small_model(), baseline("llama"))
+    result = judged(tmp_path, small_model(), captured("llama"))
     assert [row.tap for row in result.wrong] == ["result_norm"]
     assert result.rows[1].span == ()
     assert "the other recorded tap is right" in result.summary
@@ -411,16 +396,16 @@ def test_two_rows_of_one_token_are_judged_apart(small_model, baseline, tmp_path)
         ("<i4", "it looks like whole numbers"),
     ],
 )
-def test_bytes_of_another_type_are_recognised(dtype, message, small_model, baseline, tmp_path):
+def test_bytes_of_another_type_are_recognised(dtype, message, small_model, captured, tmp_path):
     values = record(Engine(small_model()), TOKENS, "mine")["l_out-0"] * (1000 if dtype == "<i4" else 1)
     values.astype(dtype).tofile(tmp_path / "l_out-0.f32")
     with pytest.raises(UserError, match=message):
-        judged(tmp_path, small_model(), baseline("llama"))
+        judged(tmp_path, small_model(), captured("llama"))
 
 
-def test_a_few_values_that_are_not_finite_are_no_other_type(small_model, baseline, tmp_path):
+def test_a_few_values_that_are_not_finite_are_no_other_type(small_model, captured, tmp_path):
     values = record(Engine(small_model()), TOKENS, "mine")["l_out-0"].copy()
     values[2, :5] = np.inf
     values[3] = 0
     values.tofile(tmp_path / "l_out-0.f32")
-    assert [row.tap for row in judged(tmp_path, small_model(), baseline("llama")).wrong] == ["l_out-0"]
+    assert [row.tap for row in judged(tmp_path, small_model(), captured("llama")).wrong] == ["l_out-0"]

@@ -16,8 +16,6 @@ from llamaref import Engine
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How
-from llamadiff.llamacpp.capture import capture
-from llamadiff.llamacpp.request import Request
 from llamadiff.report.terminal.report import make_console, render
 from llamadiff.result.comparison import Comparison
 from llamadiff.trace.reader import Trace
@@ -26,19 +24,6 @@ from llamadiff.verbs import verbs
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 TRANSPOSED = ("Qcur_rope", "Kcur_rope", "kq", "ffn_gate", "l_out")
-
-
-@pytest.fixture(scope="module")
-def baseline(small_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trace]:
-    traces: dict[str, Trace] = {}
-
-    def get(arch: str) -> Trace:
-        if arch not in traces:
-            output = tmp_path_factory.mktemp("traces") / "b.safetensors"
-            traces[arch] = capture(Request(str(small_model(arch)), tokens=TOKENS, output=str(output)))
-        return traces[arch]
-
-    return get
 
 
 def scrambled(trace: Trace, path: Path, first: int = 0) -> dict[str, str]:
@@ -63,11 +48,11 @@ def judged(candidate: Path, model: Path, baseline: Trace, mapping: str = "auto")
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "moe"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_right_engine_is_lined_up(
-    arch: str, first: int, small_model: Callable[..., Path], baseline: Callable[[str], Trace], tmp_path: Path
+    arch: str, first: int, small_model: Callable[..., Path], captured: Callable[..., Trace], tmp_path: Path
 ) -> None:
     path = small_model(arch)
     names = scrambled(record(Engine(path), TOKENS, "mine"), tmp_path / "mine.npz", first)
-    result = judged(tmp_path / "mine.npz", path, baseline(arch))
+    result = judged(tmp_path / "mine.npz", path, captured(arch))
     assert result.verdict in ("match", "noise")
     assert not result.missing
     assert not result.extra
@@ -76,25 +61,25 @@ def test_a_right_engine_is_lined_up(
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_bug_is_at_its_tap(
-    bug: Bug, small_model: Callable[..., Path], baseline: Callable[[str], Trace], tmp_path: Path
+    bug: Bug, small_model: Callable[..., Path], captured: Callable[..., Trace], tmp_path: Path
 ) -> None:
     path = small_model(bug.arch)
     trace = record(bug.build(path), TOKENS, "mine")
     scrambled(trace, tmp_path / "mine.npz")
-    result = judged(tmp_path / "mine.npz", path, baseline(bug.arch))
+    result = judged(tmp_path / "mine.npz", path, captured(bug.arch))
     assert result.first_divergence is not None
     swapped = bug.name == "gate and up swapped"  # each has the other's values: which is read as which is wrong
     assert parse(result.first_divergence.tap).kind.word == ("ffn_swiglu" if swapped else bug.words[0])
 
 
 def test_the_map_that_was_found_is_one_to_keep(
-    small_model: Callable[..., Path], baseline: Callable[[str], Trace], tmp_path: Path
+    small_model: Callable[..., Path], captured: Callable[..., Trace], tmp_path: Path
 ) -> None:
     path = small_model("llama")
     scrambled(record(Engine(path), TOKENS, "mine"), tmp_path / "mine.npz", 1)
-    found = judged(tmp_path / "mine.npz", path, baseline("llama"))
+    found = judged(tmp_path / "mine.npz", path, captured("llama"))
     (tmp_path / "kept.toml").write_text("\n".join(found.found_map))
-    kept = judged(tmp_path / "mine.npz", path, baseline("llama"), str(tmp_path / "kept.toml"))
+    kept = judged(tmp_path / "mine.npz", path, captured("llama"), str(tmp_path / "kept.toml"))
     assert {row.tap: row.local for row in kept.rows} == {row.tap: row.local for row in found.rows}
     printed = io.StringIO()
     render(found, make_console(printed, 120))
@@ -102,18 +87,18 @@ def test_the_map_that_was_found_is_one_to_keep(
 
 
 def test_a_strangers_name_cannot_break_the_map(
-    small_model: Callable[..., Path], baseline: Callable[[str], Trace], tmp_path: Path
+    small_model: Callable[..., Path], captured: Callable[..., Trace], tmp_path: Path
 ) -> None:
     path = small_model("llama")
-    np.savez(tmp_path / "mine.npz", **{'a"]\\{é': baseline("llama")["result_output"]})
-    found = judged(tmp_path / "mine.npz", path, baseline("llama"))
+    np.savez(tmp_path / "mine.npz", **{'a"]\\{é': captured("llama")["result_output"]})
+    found = judged(tmp_path / "mine.npz", path, captured("llama"))
     (tmp_path / "kept.toml").write_text("\n".join(found.found_map), encoding="utf-8")
-    kept = judged(tmp_path / "mine.npz", path, baseline("llama"), str(tmp_path / "kept.toml"))
+    kept = judged(tmp_path / "mine.npz", path, captured("llama"), str(tmp_path / "kept.toml"))
     assert [row.tap for row in kept.rows] == [row.tap for row in found.rows] == ["result_output"]
 
 
 def test_what_fits_no_tap_is_ignored_and_named(
-    small_model: Callable[..., Path], baseline: Callable[[str], Trace], tmp_path: Path
+    small_model: Callable[..., Path], captured: Callable[..., Trace], tmp_path: Path
 ) -> None:
     path, rng = small_model("llama"), np.random.default_rng(0)
     trace = record(Engine(path), TOKENS, "mine")
@@ -121,19 +106,19 @@ def test_what_fits_no_tap_is_ignored_and_named(
     np.savez(
         tmp_path / "mine.npz", **{f"t.{parse(name).layer}": trace[name] for name in ("l_out-0", "l_out-1")}, **noise
     )
-    found = judged(tmp_path / "mine.npz", path, baseline("llama"))
+    found = judged(tmp_path / "mine.npz", path, captured("llama"))
     assert [row.tap for row in found.rows] == ["l_out-0", "l_out-1"]
     assert found.extra == tuple(noise)
     assert "2 of its 4 tensors were ignored, their values are those of no tap, or of several: noise.0" in found.summary
     np.savez(tmp_path / "none.npz", **noise)
     with pytest.raises(UserError, match="none of the candidate's 2 tensors has the values of a tap"):
-        judged(tmp_path / "none.npz", path, baseline("llama"))
+        judged(tmp_path / "none.npz", path, captured("llama"))
 
 
 def test_a_map_that_a_stranger_states_was_not_found(
-    small_model: Callable[..., Path], baseline: Callable[[str], Trace], tmp_path: Path
+    small_model: Callable[..., Path], captured: Callable[..., Trace], tmp_path: Path
 ) -> None:
     path = small_model("llama")
-    info = replace(baseline("llama").info, producer={"name": "mine", "map": ["evil"]})
-    trace = Trace(info, {"l_out-0": baseline("llama")["l_out-0"]}, {"l_out-0": "F32"})
-    assert not verbs.diff(baseline("llama"), trace, path).found_map
+    info = replace(captured("llama").info, producer={"name": "mine", "map": ["evil"]})
+    trace = Trace(info, {"l_out-0": captured("llama")["l_out-0"]}, {"l_out-0": "F32"})
+    assert not verbs.diff(captured("llama"), trace, path).found_map

@@ -8,33 +8,17 @@ from llamaref import Engine
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
-from llamadiff.llamacpp.capture import capture
-from llamadiff.llamacpp.request import Request
 from llamadiff.trace.taps import parse
 from llamadiff.verbs.verbs import diff
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 
 
-@pytest.fixture(scope="module")
-def baseline(small_model, tmp_path_factory):
-    """llama.cpp's trace of a small model, captured once for each."""
-    traces = {}
-
-    def get(arch, kind):
-        if (arch, kind) not in traces:
-            output = tmp_path_factory.mktemp("traces") / "b.safetensors"
-            traces[arch, kind] = capture(Request(str(small_model(arch, kind)), tokens=TOKENS, output=str(output)))
-        return traces[arch, kind]
-
-    return get
-
-
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_bug_is_named(bug: Bug, kind, small_model, baseline):
+def test_bug_is_named(bug: Bug, kind, small_model, captured):
     path = small_model(bug.arch, kind)
-    result = diff(baseline(bug.arch, kind), record(bug.build(path), TOKENS, "my engine"), path)
+    result = diff(captured(bug.arch, kind), record(bug.build(path), TOKENS, "my engine"), path)
     assert result.verdict == "wrong"
     assert result.first_divergence is not None
     assert parse(result.first_divergence.tap).kind.word == bug.words[0]
@@ -47,17 +31,17 @@ def test_bug_is_named(bug: Bug, kind, small_model, baseline):
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "moe"])
-def test_a_right_engine_is_not_blamed(arch, kind, small_model, baseline):
+def test_a_right_engine_is_not_blamed(arch, kind, small_model, captured):
     path = small_model(arch, kind)
-    result = diff(baseline(arch, kind), record(Engine(path), TOKENS, "my engine"), path)
+    result = diff(captured(arch, kind), record(Engine(path), TOKENS, "my engine"), path)
     assert result.verdict == "match"
     assert not result.wrong
 
 
-def test_two_bugs_are_both_named(small_model, baseline):
+def test_two_bugs_are_both_named(small_model, captured):
     path = small_model("llama", "F16")
     both = type("Both", (BUGS[9].build, BUGS[6].build), {})
-    result = diff(baseline("llama", "F16"), record(both(path), TOKENS, "my engine"), path)
+    result = diff(captured("llama", "F16"), record(both(path), TOKENS, "my engine"), path)
     assert [row.tap for row in result.wrong] == ["ffn_gate-0", "ffn_up-0", "ffn_gate-1", "ffn_up-1", "result_norm"]
 
 
