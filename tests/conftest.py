@@ -1,4 +1,4 @@
-"""What all rooms have: models, a warm llama.cpp, which tests run, and why some did not."""
+"""What all rooms have: models, llama.cpp's traces of them, which tests run, and why some did not."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
 import builds
 import pytest
-import warm
 from machine import Machine
 from models import random_models
 from models.options import OPTIONS
@@ -26,7 +24,6 @@ from quick import mark_slow
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
-from llamadiff.system import started
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.verbs import record
 
@@ -82,14 +79,6 @@ def _kept_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not os.access(Path.home(), os.W_OK):
             patch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "zig"))
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _warm() -> Iterator[None]:
-    """llama.cpp's process is forked from a warm one; commands that have a process of their own start it as users do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(started, "subprocess", SimpleNamespace(Popen=warm.popen))
         yield
 
 
