@@ -11,12 +11,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
 from zlib import crc32
 
 import pytest
 from models.random_models import NAMES
 from proof.injected.base import Injection
 
+CHOSEN = Path(__file__).with_name("quick.json")
 ROOM = re.compile("^tests/(ext/)?[^/]+/")
 
 
@@ -65,3 +67,10 @@ def _comparable(value: object) -> Hashable:
     except TypeError:
         return repr(value)
     return value
+
+
+def parted(test: str) -> tuple[str, str, str]:
+    """A test's file, function and case."""
+    file, _, rest = test.partition("::")
+    function, _, case = rest.partition("[")
+    return file, function, case.removesuffix("]")

@@ -22,7 +22,7 @@ def request_for(model: ModelFile, run: Run, output: Path) -> Request:
     request, layers = text_request(model, run, output), run.layers
     _check_layers(layers, model.describe("")["layers"])
     bounds = None if layers is None else (layers.start, layers.stop)
-    request = replace(request, patterns=tuple(run.patterns), layers=bounds)
+    request = replace(request, patterns=tuple(run.patterns), layers=bounds, scales_queries=model.scales_queries)
     if model.taps:
         return replace(request, wanted=_select_taps(model, run.patterns, layers), scores=bool(run.patterns))
     return request

@@ -29,6 +29,7 @@ class ModelFile:
     """A GGUF file and what a report says of it, whatever its architecture. Raises UserError if it cannot be read."""
 
     taps: Sequence[Tap] = ()  # known once an engine has opened the file
+    scales_queries: bool | None = None  # whether Q has the attention scale before scores are made; None: nobody knows
 
     def __init__(
         self, path: str | Path, precision: str = "f32", threads: int = 0, weights: Weights | None = None

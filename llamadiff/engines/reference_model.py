@@ -32,7 +32,7 @@ class Model(Runnable):
         super().__init__(path, precision, threads, weights)
         self.engine = self._open(lambda: Engine(self.weights))
         self.n_layer = self.engine.config.n_layer
-        norm = self.engine.config.traits.norm
+        norm, self.scales_queries = self.engine.config.traits.norm, self.engine.config.traits.scales_queries
         self.taps = [taps.with_norm(tap, norm) for tap in taps.taps_of(self.tensors, self._traits())]
         self._check_complete()
 

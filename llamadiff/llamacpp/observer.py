@@ -32,6 +32,7 @@ SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, n
 CALLED_OFF = 2  # llama_decode's code for a pass that its abort callback ended
 LAST = "result_output"
 WINDOW = "llama_model_n_swa"  # what says how far layers with a window see, in later versions
+_LAID_OUT = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT"}  # ops that compute nothing
 _CACHE = re.compile(r"cache_([kv])_l\d")
 TAPS, NODES, GRAPH, PLACES, NOTHING = "taps", "nodes", "graph", "places", "nothing"  # what is told of a pass
 
@@ -298,11 +299,21 @@ class Observer:
             self.failure = error
             return False
 
+    def _tap_of(self, node: Tensor) -> str | None:
+        """The tap that a node is; none for scores that have the attention scale where the engine's have it not."""
+        name, scales = tap_of(node, [_source_of(source) for source in node.sources]), self.request.scales_queries
+        if scales is None or not (name or "").startswith("kq-"):
+            return name
+        queries = node.sources[1]
+        while queries.op in _LAID_OUT:
+            queries = queries.sources[0]
+        return name if scales == (queries.op == "SCALE") else None
+
     def _ask(self, node: Tensor) -> bool:
         """Whether its value is wanted; what it is, and what it reads, is told before it runs."""
         self.place += 1
         if self.telling == TAPS:
-            name = tap_of(node, [_source_of(source) for source in node.sources])
+            name = self._tap_of(node)
             alone = self.request.settings.on_device  # no kernel of several nodes runs where any of them is looked at
             return alone or (name is not None and self._is_wanted(name))
         if self.telling == PLACES:
@@ -316,15 +327,10 @@ class Observer:
     def _observe_done(self, node: Tensor) -> bool:
         """A node has run."""
         if self.telling == TAPS:
-            name = tap_of(node, [_source_of(source) for source in node.sources])
+            name = self._tap_of(node)
             if name is not None and self._is_wanted(name):
-                event = {
-                    "tap": name,
-                    "start": self.start,
-                    "rows": self.rows,
-                    "node": node.to_dict(),
-                    **self._row_words(name),
-                }
+                event = {"tap": name, "start": self.start, "rows": self.rows, "node": node.to_dict(),
+                         **self._row_words(name)}  # fmt: skip
                 if node.op == "SSM_SCAN":  # one row: what it puts out, shaped as what it takes in, then its states
                     event["taken"] = node.sources[1].shape
                 self.feed.tap(event, node.data)

@@ -121,7 +121,8 @@ class Request:
     are run at a time (0: all), and ``most`` windows at most (0: all).
     ``weights``: names of the file's tensors, whose values nobody wants to be told; ``alone``: nothing else needs a core
     meanwhile; ``data``: bytes for an errand, in base64. ``pooled``: the text is embedded, with the model's pooling.
-    ``listener``: what tells of the inputs of passes (passes.py).
+    ``listener``: what tells of the inputs of passes (passes.py). ``scales_queries``: whether scores are made of Q that
+    has the attention scale, where that is known: others are another thing than the tap, and are not told.
     """
 
     model: str
@@ -158,6 +159,7 @@ class Request:
     data: str = ""
     pooled: bool = False
     listener: str = ""
+    scales_queries: bool | None = None
 
     @property
     def layer_range(self) -> range | None:

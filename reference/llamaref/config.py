@@ -31,6 +31,7 @@ class Traits:
     rope_pairs: bool = False  # (2i, 2i+1), for which GGUF files permute the rows of Q and K; else halves (i, i + n/2)
     long_rope: bool = False  # whether rope_factors_long and rope_factors_short are read
     learned_positions: bool = False  # whether position_embd is added to the embedding
+    scales_queries: bool = False  # by the attention scale, before scores are made; else the softmax scales those
     ffn_scales: bool = False  # whether llama.cpp's graph multiplies by ffn_*.scale where a file has it
     windows: Windows | None = None
     keys: str = ""

@@ -112,13 +112,12 @@ class Step:
 
 
 class Scoring(TypedDict, total=False):
-    """How an attention makes probabilities of raw scores, where it is not softmax(scores / sqrt(d)) of all before.
+    """How an attention makes probabilities of raw scores, where it is not the softmax of all before.
 
     ``window``: how many positions it reaches back (0: all); ``cap`` that raw scores come near (0: none); ``sinks`` [h],
     what each head's softmax has besides.
     """
 
-    scale: float | None
     window: int
     cap: float
     sinks: Array | None
@@ -332,6 +331,8 @@ class Engine:
         tap = step.tap
         keys, values = step.cache.append(i, tap.store("cache_k", k), tap.store("cache_v", v))
         keys, values = tap(f"kv_k-{i}", keys), tap(f"kv_v-{i}", values)  # [b, s, k, d]
+        if self.config.traits.scales_queries:
+            q = q * self.config.attention_scale
         q, keys = tap.operands("cache_k", q, keys)
         many = q.shape[0] * q.shape[1] * q.shape[2] * keys.shape[1] > SCORES
         if many and not any(tap.is_wanted(f"{word}-{i}") for word in ("kq", "kq_soft_max")):
@@ -359,7 +360,6 @@ class Engine:
         scores: Array,
         positions: Array,
         key_positions: Array,
-        scale: float | None = None,
         window: int = 0,
         cap: float = 0.0,
         sinks: Array | None = None,
@@ -369,7 +369,7 @@ class Engine:
             scores = self.ops.softcap(scores, cap)
         if window:
             scores = self.ops.mask_window(scores, window, positions, key_positions)
-        scale = 1.0 / np.sqrt(self.config.head_k) if scale is None else scale
+        scale = 1.0 if self.config.traits.scales_queries else self.config.attention_scale
         beside = () if sinks is None else (sinks,)
         return np.asarray(softmax(scores, scale, positions, key_positions, *beside))
 

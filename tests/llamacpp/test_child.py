@@ -117,3 +117,13 @@ def test_it_ends_when_its_input_does():
     with child.Child() as one:
         one._process.stdin.close()
         assert one._process.wait() == 1
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
+def test_scores_are_the_tap_only_where_the_scale_is_on_the_side_that_is_meant(name, small_model, tmp_path):
+    scales = name != "llama"
+    asked = Request(str(small_model(name)), tokens=TOKENS)
+    for meant in (scales, not scales, None):
+        trace = capture(replace(asked, output=str(tmp_path / f"{meant}"), scales_queries=meant))
+        assert any(tap.startswith("kq-") for tap in trace) == (meant in (scales, None))
+        assert "Qcur_rope-0" in trace

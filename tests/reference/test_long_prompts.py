@@ -51,8 +51,8 @@ def test_attention_in_blocks_is_attention(arch, positions, paths, monkeypatch):
 
 def test_a_blocked_run_with_a_fault_in_attention_names_its_span(paths, monkeypatch):
     class Scaled(Engine):
-        def attention(self, i, *args, **kwargs):
-            return super().attention(i, *args, **{**kwargs, "scale": 0.3 if i == 1 else None})
+        def attention(self, i, q, *args, **kwargs):
+            return super().attention(i, q * (2.0 if i == 1 else 1.0), *args, **kwargs)
 
     right = without_scores(record(Engine(paths["llama"]), TOKENS, "right"))
     wrong = without_scores(record(Scaled(paths["llama"]), TOKENS, "wrong"))

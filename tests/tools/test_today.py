@@ -47,6 +47,8 @@ OTHERS = "/x: has no type_k where its headers have it: they are of another versi
     ("compare", 2, "", f"llamadiff: {OTHERS}\n", REFUSED, False, OTHERS),
     ("compare", 2, "", "llamadiff: m.gguf: something that nobody has seen\n", REFUSED, True, "m.gguf: something that"),
     ("compare", 2, "", "llamadiff: m.gguf: llama.cpp died of SIGSEGV\n", CRASH, True, "exit code 2: m.gguf: llama"),
+    ("variants", 2, "", "llamadiff: m.gguf: llama.cpp died of SIGABRT (iqk_flash_attn.cpp:188: Fatal error)\n", CRASH,
+     False, "exit code 2: m.gguf: llama.cpp died of SIGABRT"),
     ("compare", 70, "", "llamadiff: a fault in llamadiff: 'x'\n", CRASH, True, "exit code 70: a fault in llama"),
     ("compare", -11, "", "", CRASH, True, "exit code -11: nothing was said"),
 ])  # fmt: skip

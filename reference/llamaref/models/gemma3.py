@@ -23,6 +23,7 @@ def configure(c: Config, read: Reader) -> Config:
 
 TRAITS = Traits(
     layers="PRE_NORM ATTENTION FFN GEGLU",
+    scales_queries=True,
     windows=Windows(length=0, period=6),
     keys="attention.scale final_logit_softcapping rope.freq_base_swa",
 )
@@ -38,7 +39,7 @@ def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     k = tap(f"Kcur_normed-{i}", m.norm(k, f"blk.{i}.attn_k_norm"))
     q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, cos, sin))
     k = tap(f"Kcur_rope-{i}", m.ops.rope_halves(k, cos, sin))
-    a = m.attention(i, q * c.attention_scale, k, v, step, scale=1.0, window=c.windows[i])  # [b, t, head*dim]
+    a = m.attention(i, q, k, v, step, window=c.windows[i])  # [b, t, head*dim]
     a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
     a = tap(f"attn_post_norm-{i}", m.norm(a, f"blk.{i}.post_attention_norm"))
     x = tap(f"ffn_inp-{i}", m.ops.add(a, x))

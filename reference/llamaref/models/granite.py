@@ -40,7 +40,7 @@ def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     if c.ropes[i] is not None:
         q = tap(f"Qcur_rope-{i}", m.ops.rope_pairs(q, step.cos, step.sin))
         k = tap(f"Kcur_rope-{i}", m.ops.rope_pairs(k, step.cos, step.sin))
-    a = m.attention(i, q, k, v, step, scale=c.attention_scale)  # [b, t, head*dim]
+    a = m.attention(i, q, k, v, step)  # [b, t, head*dim]
     a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
     x = tap(f"ffn_inp-{i}", m.ops.add(a * c.residual_scale, x))
     h = tap(f"ffn_norm-{i}", m.norm(x, f"blk.{i}.ffn_norm"))

@@ -22,18 +22,19 @@ def configure(c: Config, read: Reader) -> Config:
 TRAITS = Traits(
     layers="PRE_NORM ATTENTION FFN FUSED_GATE SWIGLU",
     long_rope=True,
+    scales_queries=True,
     keys="attention.sliding_window",
 )
 
 
 def layer(m: Engine, i: int, x: Array, step: Step) -> Array:
     """One block: [b, t, embd] -> [b, t, embd]."""
-    c, tap = m.config, step.tap
+    tap = step.tap
     h = tap(f"attn_norm-{i}", m.norm(x, f"blk.{i}.attn_norm"))
     q, k, v = m.qkv(h, i, tap)
     q = tap(f"Qcur_rope-{i}", m.ops.rope_halves(q, step.cos, step.sin))
     k = tap(f"Kcur_rope-{i}", m.ops.rope_halves(k, step.cos, step.sin))
-    a = m.attention(i, q * c.attention_scale, k, v, step, scale=1.0)  # [b, t, head*dim]
+    a = m.attention(i, q, k, v, step)  # [b, t, head*dim]
     a = tap(f"attn_out-{i}", m.linear(a, f"blk.{i}.attn_output", tap))
     x = tap(f"ffn_inp-{i}", m.ops.add(a, x))
     h = tap(f"ffn_norm-{i}", m.norm(x, f"blk.{i}.ffn_norm"))
