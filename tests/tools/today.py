@@ -175,6 +175,10 @@ def laid_out(place: Path, folder: Path, headers: Path | None, without: Iterable[
     """A folder with ``lib``, links to a package's libraries, and the ``headers``; all in one is its libllama."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "lib").mkdir(parents=True)
+    packed = place.iterdir() if any(place.glob("*.dist-info")) else ()
+    for path in packed:  # a package's release is known by what pip says of it
+        if path.name != "lib":
+            (folder / path.name).symlink_to(path)
     if headers is not None:
         (folder / "include").symlink_to(headers)
     for path in sorted(place.rglob("lib*.so*")):

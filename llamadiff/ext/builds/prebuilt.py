@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,37 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.libraries import Loaded
 
 
+@dataclass(frozen=True)
+class Unpacked(Package):
+    """A package that pip put into a directory of its own, its metadata beside it (``pip install --target``)."""
+
+    home: Path
+
+    @property
+    def folder(self) -> Path | None:
+        there = self.home / self.module
+        return there if there.is_dir() else None
+
+    @property
+    def release(self) -> str:
+        return f"{self.name} {next(iter(self._about())).version}"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the package is in that directory, and says of which release it is."""
+        return self.folder is not None and any(self._about())
+
+    def _about(self) -> Iterable[Distribution]:
+        return distributions(name=self.name, path=[str(self.home)])
+
+
 def open_build(folder: str) -> Library:
     """The llama.cpp in a directory. Raises UserError for one that cannot be used."""
-    package = next((each for each in PACKAGES[1:] if each.folder == Path(folder)), None)
+    given = Path(folder)
+    homes = (given.parent, given)  # of what it may be: a package's module, or where pip put one
+    unpacked = (Unpacked(each.name, each.module, each.places, home) for each in PACKAGES[1:] for home in homes
+                if home is given or given.name == each.module)  # fmt: skip
+    package = next((each for each in unpacked if each.is_there), None)
     if package is not None:
         return open_package(package)
     tree = find_library(Path(folder))

