@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +22,13 @@ Changes = Mapping[str, Any]  # of fields of Settings; a slice has more
 
 
 def settings_of(parts: Iterable[str], of: str = OPTION, before: Settings | None = None) -> Settings:
-    """Settings from words of this grammar; a word without = is a build's directory. ``before``: those that it changes.
+    """Settings from words of this grammar, or a build's directory, on top of those of ``before``.
 
     Raises UserError for what is no setting, or no value of one; it begins with ``of``.
     """
     changes: dict[str, Any] = {}
     for part in parts:
-        if "=" not in part:
+        if "=" not in part or {"/", os.sep} & set(part.partition("=")[0]):  # a directory's name may have one
             changes |= _folder(part)
             continue
         words = [part] if part.startswith("runner=") else part.split(",")  # a command may have commas

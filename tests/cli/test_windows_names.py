@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ntpath
+from pathlib import Path
 
 import pytest
 from command import run
@@ -14,6 +15,7 @@ from llamadiff.candidates.gguf_file import is_model_file
 from llamadiff.cli import complaint, renamed, reports
 from llamadiff.cli.complaint import complain
 from llamadiff.cli.reports import Reports
+from llamadiff.llamacpp.request import Settings
 from llamadiff.llamacpp.settings_words import settings_of
 from llamadiff.report.formats import formats
 from llamadiff.system import commands
@@ -53,6 +55,11 @@ def test_a_drive_is_no_kind_of_candidate(spec, is_model):
 @pytest.mark.parametrize("word", [r"C:\llama.cpp", r"dir=C:\llama.cpp", r"kv=f16,dir=C:\llama.cpp"])
 def test_a_build_lies_on_a_drive(word):
     assert settings_of([word]).llama_cpp == r"C:\llama.cpp"
+
+
+@pytest.mark.parametrize("folder", ["/opt/llama.cpp=b9", "./kv=f16", "builds/a,b=1"])
+def test_a_builds_name_may_have_an_equals_sign(folder):
+    assert settings_of([folder]) == Settings(llama_cpp=str(Path(folder)))
 
 
 @pytest.mark.parametrize(("text", "folder"), [("C:\\kept\\", True), ("C:/kept/", True), (r"C:\kept\r.json", False)])

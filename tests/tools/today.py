@@ -56,6 +56,7 @@ REASONS = {
     "structures are known neither by headers": "not in the table of structures; tests/tools/structures.py adds it",
     "unknown model architecture": "an older llama.cpp, or a fork, without this architecture",
     "wrong number of tensors": "an older llama.cpp, or a fork, that does not know all tensors of this architecture",
+    "llama-hparams.cpp": "an older llama.cpp, or a fork, that aborts at sizes of this file which it does not expect",
     "iqk_flash_attn.cpp": "the fork's own flash attention, which aborts at some sizes",
 }
 PATIENCE = 900.0  # seconds that one command may take
