@@ -19,7 +19,7 @@ from models import random_models
 from models.options import OPTIONS
 from models.small import write_model
 from once import once
-from quick import mark_slow
+from quick import chosen, mark_slow
 
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.capture import capture
@@ -35,7 +35,7 @@ collect_ignore = ["ext/captures/sample"]  # a project of its own, whose tests te
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """LLAMADIFF_TESTS=3/5: a fifth of the tests (tools/matrix.py)."""
-    mark_slow(items)
+    mark_slow(items, chosen())
     part, _, parts = os.environ.get("LLAMADIFF_TESTS", "0/1").partition("/")
     items[:] = [item for item in items if crc32(item.nodeid.encode()) % int(parts) == int(part)]
 

@@ -120,10 +120,10 @@ def edits(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         case ast.Constant(int() as value):
             yield node, ast.Constant(value + 1)
         case ast.Constant(float() as value):
-            yield node, ast.Constant(value * 1.5)
-        case ast.If(test) | ast.IfExp(test) | ast.While(test):
-            yield test, ast.Constant(isinstance(node, ast.While))
-            yield test, ast.Constant(not isinstance(node, ast.While))
+            yield node, ast.Constant(value * 1.5 or 1.0)
+        case ast.If(test) | ast.IfExp(test):
+            yield test, ast.Constant(True)
+            yield test, ast.Constant(False)
         case ast.Return(value) if value is not None and not isinstance(value, ast.Constant):
             yield value, ast.Constant(None)
         case ast.Expr(ast.Call() as call):
@@ -175,6 +175,7 @@ def follow(words: Sequence[str]) -> int:
     (FOLDER / "rc").write_text(RC.format(sources=sources, folder=FOLDER), "utf-8")
     env = {
         **os.environ, "COVERAGE_PROCESS_START": str(FOLDER / "rc"), "FOLLOWED": str(FOLDER / "seconds"),
+        "LLAMADIFF_QUICK": "all",
         "PYTHONPATH": os.pathsep.join(map(str, (site, ROOT, ROOT / "reference", ROOT / "tests"))),
     }  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.followed", *words]
@@ -234,7 +235,7 @@ def show(mutant: Mutant, tests: Sequence[str], took: Mapping[str, float], place:
     mutant.apply(place)
     with tempfile.TemporaryDirectory() as said:
         env = {
-            **os.environ, "FOLLOWED": said, "LLAMADIFF_CHOSEN": "all", "PYTHONDONTWRITEBYTECODE": "1",
+            **os.environ, "FOLLOWED": said, "LLAMADIFF_QUICK": "all", "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": os.pathsep.join(map(str, (place, place / "reference", place / "tests"))),
         }  # fmt: skip
         named = Path(said) / "tests"

@@ -1,76 +1,81 @@
-"""The quick tests: few, and nothing is left out of them that only the slow ones would show."""
+"""The quick tests: those that were chosen and those that are new; and how the choice is made."""
 
 from __future__ import annotations
 
-from itertools import product
+import ast
+import json
 
 import pytest
-from explaining import INJECTED
-from quick import mark_slow, spread
+from places import ROOT
+from quick import CHOSEN, mark_slow, parted
 
-CASES = [(f"{model}-{kind}-{bug}", frozenset({("model", model), ("kind", kind), ("bug", bug)}))
-         for model, kind, bug in product("abcde", range(6), ("x", "y", "z"))]  # fmt: skip
-
-
-def shown(names: list[str]) -> set:
-    return set().union(*(values for name, values in CASES if name in names))
-
-
-def test_every_value_is_shown_by_few_cases():
-    chosen = spread(CASES)
-    assert shown(chosen) == shown([name for name, _ in CASES])
-    assert 6 <= len(chosen) <= 5 + 6 + 3
-    assert len({tuple(name.split("-")[:2]) for name in chosen}) > 5  # not one model with all types
-
-
-def test_the_choice_depends_on_the_names_alone():
-    assert spread(CASES) == spread(CASES[::-1])
-    assert set(spread(CASES)) - {CASES[0][0]} <= set(spread(CASES[1:]))
-
-
-def test_what_has_no_parameters_stays():
-    assert len(spread([("a", frozenset()), ("b", frozenset())])) == 2
+from tools import mutants
 
 
 class _Item:
     """A collected test."""
 
-    def __init__(self, nodeid: str, **parameters: object) -> None:
+    def __init__(self, nodeid: str) -> None:
         self.nodeid, self.marks = nodeid, list[str]()
-        self.said_to_be_quick = False
-        self.callspec = type("CallSpec", (), {"params": parameters})
-
-    def get_closest_marker(self, name: str) -> bool:
-        return name == "quick" and self.said_to_be_quick
 
     def add_marker(self, mark: pytest.MarkDecorator) -> None:
         self.marks.append(mark.name)
 
 
-def test_the_rest_of_each_family_is_slow():
-    items = [_Item(f"t.py::test_a[{name}]", name=name, options={})
-             for name in ("qwen2.F16", "gpt2.F16", "llama.F16", "mpt.Q8_0", "llama.Q8_0")]  # fmt: skip
-    alone = _Item("t.py::test_b[1]", name="qwen2.F16")
-    mark_slow([*items, alone])
-    quick = [item for item in items if item.marks != ["slow"]]
-    assert {item.callspec.params["name"].partition(".")[2] for item in quick} == {"F16", "Q8_0"}
-    assert (len(quick), alone.marks) == (2, [])
+def test_what_was_known_and_not_chosen_is_slow():
+    quick = {"t.py": {"test_a": ["x", "y-[1]"], "test_b": [""], "test_c": []}}
+    slow = {"t.py::test_a[z]", "t.py::test_c"}
+    names = ["t.py::test_a[x]", "t.py::test_a[y-[1]]", "t.py::test_b", "t.py::test_new[z]", "other.py::test_c", *slow]
+    items = [_Item(name) for name in names]
+    mark_slow(items, quick)
+    assert {item.nodeid for item in items if item.marks} == slow
 
 
-def test_a_test_may_say_which_of_its_cases_are_quick():
-    items = [_Item(f"t.py::test_a[{number}]", number=number) for number in range(9)]
-    items[4].said_to_be_quick = True
-    mark_slow(items)
-    assert [item.callspec.params["number"] for item in items if item.marks != ["slow"]] == [4]
+def test_what_was_chosen_is_there():
+    """A file or a function that was renamed is new, and all of it quick, until it is chosen from again."""
+    for file, functions in json.loads(CHOSEN.read_text("utf-8")).items():
+        parsed = ast.walk(ast.parse((ROOT / file).read_text("utf-8")))
+        named = {each.name for each in parsed if isinstance(each, ast.FunctionDef)}
+        assert functions.keys() <= named, file
 
 
-def test_every_known_bug_is_injected_in_a_quick_test():
-    """In more than one model and type of weights over all, and in less than half of the cases."""
-    cases = [(f"tests/ext/explain/test_known_bugs.py::test_a_bug_is_named[{case.id}]",
-              frozenset(enumerate((case.values[0].cause, *case.values[1:])))) for case in INJECTED]  # fmt: skip
-    chosen = set(spread(cases))
-    quick = [case.values for case, (name, _) in zip(INJECTED, cases, strict=True) if name in chosen]
-    assert {injection.cause for injection, _, _ in quick} == {case.values[0].cause for case in INJECTED}
-    for place in (1, 2):
-        assert {values[place] for values in quick} == {case.values[place] for case in INJECTED}
-    assert 7 * len(quick) < len(INJECTED)
+def test_a_test_has_a_file_a_function_and_a_case():
+    assert parted("tests/a.py::test_b[c::d[1]-e]") == ("tests/a.py", "test_b", "c::d[1]-e")
+    assert parted("tests/a.py::test_b") == ("tests/a.py", "test_b", "")
+
+
+def test_a_cover_shows_all_as_often_as_is_wanted_and_takes_the_cheap():
+    shows = {"dear": "abcd", "ab": "ab", "cd": "cd", "a": "a", "none": ""}
+    cost = {"dear": 9.0, "ab": 1.0, "cd": 1.0, "a": 0.5, "none": 0.0}
+    assert sorted(mutants.cover(shows, cost, dict.fromkeys("abcd", 1))) == ["ab", "cd"]
+    assert sorted(mutants.cover(shows, cost, {**dict.fromkeys("abcd", 1), "a": 2})) == ["a", "ab", "cd"]
+    assert sorted(mutants.cover(shows, cost, dict.fromkeys("abcd", 9))) == ["a", "ab", "cd", "dear"]  # as there are
+
+
+EDITED = {
+    "x < y": "x <= y", "x + y": "x - y", "x and y": "x or y", "not x": "x", "True": "False", "7": "8", "2.0": "3.0",
+    "x if y else z": "x if False else z",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), EDITED.items())
+def test_an_expression_is_edited_in_its_place(before, after, tmp_path, monkeypatch):
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    text = f"# ünbroken\ndef f(x: 'int < 3', y, z):\n    found = {before}  # kept\n    return found\n"
+    (tmp_path / "m.py").write_text(text, "utf-8")
+    (tmp_path / "copy").mkdir()
+    texts = set()
+    for mutant in mutants.mutants_of(tmp_path / "m.py"):
+        mutant.apply(tmp_path / "copy")
+        texts.add((tmp_path / "copy/m.py").read_text("utf-8"))
+    parsed = {ast.unparse(ast.parse(each)) for each in texts}
+    assert ast.unparse(ast.parse(text.replace(before, after))) in parsed
+    assert all("# ünbroken" in each and "'int < 3'" in each and "# kept" in each for each in texts)
+
+
+def test_every_mutant_of_the_sources_can_be_compiled_and_is_another_program():
+    for mutant in mutants.all_mutants()[:300]:
+        source = (ROOT / mutant.file).read_bytes()
+        end = mutant.offset + len(mutant.before.encode())
+        changed = source[: mutant.offset] + mutant.after.encode() + source[end:]
+        assert ast.unparse(ast.parse(changed)) != ast.unparse(ast.parse(source)), mutant.name
