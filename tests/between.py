@@ -11,6 +11,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from waiting import HANG
+
 Change = Callable[[str, Any], Any]
 
 
@@ -37,7 +39,9 @@ def between(url: str, change: Change = unchanged, request: Change = unchanged) -
             if body is not None:
                 body = json.dumps(request(self.path, json.loads(body))).encode()
             try:
-                with urlopen(Request(url + self.path, body, {"Content-Type": "application/json"}), timeout=60) as said:
+                with urlopen(
+                    Request(url + self.path, body, {"Content-Type": "application/json"}), timeout=HANG
+                ) as said:
                     code, data = said.status, json.dumps(change(self.path, json.load(said))).encode()
             except HTTPError as error:
                 with error:

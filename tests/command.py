@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
@@ -56,6 +57,13 @@ def processes_of(place: Path, command: str = "") -> list[str]:
         except OSError:
             pass
     return found
+
+
+def kill_all_of(place: Path) -> None:
+    """What a test that failed has left running there."""
+    for line in processes_of(place):
+        with suppress(ProcessLookupError):
+            os.kill(int(line.split()[0]), signal.SIGKILL)
 
 
 def _stream(data: bytes = b"") -> io.TextIOWrapper:

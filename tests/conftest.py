@@ -7,6 +7,7 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from models.options import OPTIONS
 from models.small import write_model
 from once import once
 from quick import chosen, mark_slow
+from waiting import HANG
 
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.capture import capture
@@ -79,6 +81,15 @@ def _kept_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not os.access(Path.home(), os.W_OK):
             patch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "zig"))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _patient() -> Iterator[None]:
+    """A prompt is rendered in this process's time, not in ten seconds of a machine that may be busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(ImportError):
+            patch.setattr("llamadiff.ext.prompt.chat_template.SECONDS", HANG)
         yield
 
 

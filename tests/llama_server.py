@@ -12,9 +12,8 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import pytest
 from filelock import FileLock
 from optional import lacks
 from tools.parts import FOLDER, PACKAGE, MissingPartError, built, sources
+from waiting import HANG, eventually
 
 OPTIONS = (
     "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_COMMON=ON",
@@ -32,11 +32,10 @@ SMALL = ("-c", "512", "--threads", "2", "--no-webui", "--offline")
 ANNOUNCED = re.compile(rb"http://127\.0\.0\.1:(\d+)")
 PYTHON = ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings")
 SETTINGS = re.compile("LLAMA_ARG_|(HOST|PORT|CONFIG_FILE)$")  # servers read them from the environment, too
-SECONDS = 60.0
 
 
 class ServerError(Exception):
-    """A server that was not ready in time, or ended before: what it said last."""
+    """A server that is not ready at last, or ended before: what it said last."""
 
 
 def binary(name: str = "llama-server") -> Path:
@@ -51,13 +50,13 @@ def binary(name: str = "llama-server") -> Path:
 
 
 @contextmanager
-def started(model: Path, *flags: str, under: Sequence[str] = (), patience: float = 10) -> Iterator[str]:
+def started(model: Path, *flags: str, under: Sequence[str] = ()) -> Iterator[str]:
     """The address of a llama-server with this model; its flags come after small settings, and win.
 
-    ``under``: the words of a command that runs it; ``patience``: the seconds that it may take to end.
+    ``under``: the words of a command that runs it.
     """
     command = [str(binary()), "--model", str(model), "--host", "127.0.0.1", "--port", "0", *SMALL, *unpacked()]
-    with _running([*under, *command, *flags], "/health", patience) as address:
+    with _running([*under, *command, *flags], "/health") as address:
         yield address
 
 
@@ -80,7 +79,7 @@ def unpacked() -> tuple[str, ...]:
 
 
 @contextmanager
-def _running(command: list[str], ready: str, patience: float = 10) -> Iterator[str]:
+def _running(command: list[str], ready: str) -> Iterator[str]:
     """Start a server, wait until it is ready, and end it whatever happens."""
     environment = {key: value for key, value in os.environ.items() if not SETTINGS.match(key)}
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +91,7 @@ def _running(command: list[str], ready: str, patience: float = 10) -> Iterator[s
         finally:
             server.terminate()
             try:
-                server.wait(patience)
+                server.wait(HANG)
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
@@ -100,18 +99,19 @@ def _running(command: list[str], ready: str, patience: float = 10) -> Iterator[s
 
 def _address(server: subprocess.Popen[bytes], said: Path, ready: str) -> str:
     """Where it listens, once it answers: it chose a port that was free, and says which."""
-    end = time.monotonic() + SECONDS
-    while server.poll() is None and time.monotonic() < end:
+
+    def look() -> str:
         found = ANNOUNCED.search(said.read_bytes())
-        if found and _answers(int(found[1]), ready):
-            return f"http://127.0.0.1:{int(found[1])}"
-        time.sleep(0.05)
-    why = f"ended with {server.returncode}" if server.returncode is not None else f"was not ready in {SECONDS:.0f} s"
+        return f"http://127.0.0.1:{int(found[1])}" if found and _answers(int(found[1]), ready) else ""
+
+    with suppress(AssertionError):
+        return eventually(look, server)
+    why = "is not ready" if server.poll() is None else f"ended with {server.returncode}"
     raise ServerError(f"the server {why}\n{said.read_bytes()[-2000:].decode(errors='replace')}")
 
 
 def _answers(port: int, path: str) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
     try:
         connection.request("GET", path)
         return connection.getresponse().status == 200

@@ -290,7 +290,8 @@ class Observer:
                 return False
             if ask:
                 self._note_pass(node)
-                self._note_weights(node)
+                weights = (each.name for each in node.sources if each.op == "NONE")
+                self.weights_read.update(name for name in weights if name.endswith(WEIGHT_ENDINGS))
                 self._note_caches(node)
                 if self.telling in (TAPS, NODES):
                     self.given.tell(node, self.start, self.rows)
@@ -415,9 +416,6 @@ class Observer:
             raise UserError(
                 f"flash_attn=off: {said}; give flash_attn=on, or llamadiff backend, which judges its nodes as they are"
             )
-
-    def _note_weights(self, node: Tensor) -> None:
-        self.weights_read.update(s.name for s in node.sources if s.op == "NONE" and s.name.endswith(WEIGHT_ENDINGS))
 
 
 def _source_of(source: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ def settings_of(parts: Iterable[str], of: str = OPTION, before: Settings | None 
     """
     changes: dict[str, Any] = {}
     for part in parts:
-        if "=" not in part or {"/", os.sep} & set(part.partition("=")[0]):  # a directory's name may have one
+        if "=" not in part or {"/", "\\"} & set(part.partition("=")[0]):  # a directory's name may have one
             changes |= _folder(part)
             continue
         words = [part] if part.startswith("runner=") else part.split(",")  # a command may have commas

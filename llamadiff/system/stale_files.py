@@ -17,6 +17,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from llamadiff.system.stops import hold_signals
+
 PREFIX = "llamadiff-"  # of temporary directories
 LONGEST = 200  # bytes of a file's own name that its temporary name repeats
 ATTEMPTS = 5  # others tidy up: a directory may be gone before it is locked
@@ -48,8 +50,9 @@ def temporary_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def temporary_directory() -> Iterator[Path]:
     """A new directory in TMPDIR that nobody else can read, gone at the end. Raises OSError if it cannot be made."""
-    folder, lock = _locked_directory()
-    _OWN[folder] = lock
+    with hold_signals():  # a directory that is not known yet would outlive a command that is stopped here
+        folder, lock = _locked_directory()
+        _OWN[folder] = lock
     try:
         yield folder
     finally:

@@ -6,10 +6,11 @@ import json
 import os
 import socket
 import struct
-import time
+import sys
 import tracemalloc
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,15 +56,25 @@ def without_warnings() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def counting() -> Iterator[Counter[str]]:
+    """The calls of functions, Python's and C's."""
+    calls = Counter[str]()
+    sys.setprofile(lambda _frame, event, _argument: calls.update([event]))
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
 def refused(path: Path, model: Model, mapping: str = "llama.cpp") -> str:
-    """The one line with which a candidate is refused; with little memory, without a warning and at once."""
-    started = time.process_time()
+    """The one line with which a candidate is refused; with little memory and work, and without a warning."""
     tracemalloc.start()
-    with without_warnings(), pytest.raises(UserError) as caught:
+    with without_warnings(), pytest.raises(UserError) as caught, counting() as calls:
         loaded(path, model, mapping)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert time.process_time() - started < 5
+    assert sum(calls.values()) < 1_000_000
     assert peak < 64 << 20
     line = str(caught.value)
     assert len(line.splitlines()) == 1
@@ -374,9 +385,7 @@ def test_a_name_of_many_layers_is_found_at_once(model: Model, tmp_path: Path) ->
     (tmp_path / "map.toml").write_text('[l_out]\nname = "' + "{i}" * 40 + 'x"', encoding="utf-8")
     np.save(tmp_path / ("1" * 100 + ".npy"), ROWS)
     np.save(tmp_path / "embd.npy", ROWS)
-    started = time.process_time()
-    assert list(loaded(tmp_path, model, str(tmp_path / "map.toml"))) == ["embd"]
-    assert time.process_time() - started < 5
+    assert list(loaded(tmp_path, model, str(tmp_path / "map.toml"))) == ["embd"]  # or never: there are 10^28 ways to
 
 
 def test_a_layer_may_be_numbered_with_zeros(model: Model, tmp_path: Path) -> None:
@@ -431,13 +440,11 @@ READ: dict[str, Callable[[Path, Model], object]] = {
 def test_what_is_no_file_is_refused_at_once(reader: str, kind: str, model: Model, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     MADE[kind](path)
-    started = time.monotonic()
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as caught:  # or it waits for ever, or reads without end
         READ[reader](path, model)
     is_empty_dump = (reader, kind) == ("candidate", "directory")
     assert ("holds no tensors" if is_empty_dump else str(path)) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-    assert time.monotonic() - started < 60
 
 
 NO_FILES = [

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import gguf
 import numpy as np
 import pytest
 from llamaref import Weights
 from models.small import write_model
-from optional import needs_slices
 
 import llamadiff
 from llamadiff.engines.run_spec import Run
@@ -81,30 +79,46 @@ def test_without_the_library_gguf_py_decodes(some, monkeypatch):
     assert weights.product(NAME, np.ones((1, 512), np.float32)).shape == (1, 256)
 
 
-@needs_slices("prompt")
 def test_no_thread_outlives_a_run_that_is_refused(some, monkeypatch):
     """Python's exit while a thread is inside NumPy or ggml would abort the process."""
-    right = Dequantizer._choose_decoder
+    right, begun, ends = Dequantizer._choose_decoder, threading.Event(), list[threading.Event]()
 
-    def slow(self, name):
-        time.sleep(0.05)
+    class Begun(threading.Thread):
+        def start(self):
+            super().start()
+            begun.wait()
+
+    def event():
+        ends.append(threading.Event())
+        return ends[-1]
+
+    def busy(self, name):
+        """It is at work when its end is asked for."""
+        begun.set()
+        ends[-1].wait()
         return right(self, name)
 
-    monkeypatch.setattr(Dequantizer, "_choose_decoder", slow)
+    monkeypatch.setattr(dequantize, "Event", event)
+    monkeypatch.setattr(dequantize, "Thread", Begun)
+    monkeypatch.setattr(Dequantizer, "_choose_decoder", busy)
     before = threading.enumerate()
-    with pytest.raises(UserError, match="no chat template"):
-        llamadiff.compare(some("Q8_0"), Run("hi", chat=True))
+    with pytest.raises(UserError, match="out of range"):
+        llamadiff.compare(some("Q8_0"), Run(tokens=(10**6,)))
+    assert begun.is_set()
     assert set(threading.enumerate()) <= set(before)  # others may have ended meanwhile
 
 
 def test_what_cannot_be_decoded_is_told_to_who_asks(some, monkeypatch, capfd):
+    tried = threading.Event()
+
     def unable(self, name, data):
+        tried.set()
         raise ValueError(name)
 
     monkeypatch.setattr(Weights, "decode_rows", unable)
     dequantizer = Dequantizer(Weights(some("Q8_0")))
     with dequantizer.checking_ahead():
-        time.sleep(0.1)
+        tried.wait()
     assert capfd.readouterr().err == ""
     with pytest.raises(ValueError, match=NAME):
         dequantizer.decoder(NAME)

@@ -1,4 +1,7 @@
-"""Killed and interrupted at random moments: nothing is left after the next start, and nobody is shown a traceback."""
+"""Killed and interrupted at any moment: nothing is left after the next start, and nobody is shown a traceback.
+
+Quick tests kill what stays where it is until then; moments that are random are for slow ones.
+"""
 
 from __future__ import annotations
 
@@ -11,34 +14,38 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from command import processes_of
+from command import kill_all_of, processes_of
+from holding import hold_llama_cpp
 from models import small
 from places import ROOT
+from waiting import HANG, eventually
 
 ENTRY = re.search(r'^llamadiff = "(.+):(.+)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
 IDS = ("--tokens", "1,17,5")
-ENOUGH = 60.0  # seconds that whatever is dying may take on a busy machine
 
-# An engine with a child, a child that left its session, and that one's child; then it writes, and does not hurry.
+# An engine with a child, a child that left its session, and that one's child; then it writes, and does not hurry, or
+# stays in the middle of it.
 ENGINE = """
-import os, subprocess, sys, time
-subprocess.Popen(["sleep", "600"])
-subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"], start_new_session=True)
+import os, signal, subprocess, sys, time
+subprocess.Popen(["sleep", "infinity"])
+subprocess.Popen(["sh", "-c", "sleep infinity & sleep infinity"], start_new_session=True)
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        time.sleep(600)
+        signal.pause()
     os._exit(0)
 os.makedirs(sys.argv[1])
 for i in range(40):
     with open(f"{sys.argv[1]}/l_out-{i}.f32", "wb") as file:
         file.write(bytes(3 * 256 * 4))
+    if i == 20 and "held" in sys.argv:
+        open(os.environ["HELD"], "wb").close()
+        signal.pause()
     time.sleep(0.02)
 """
 
@@ -61,6 +68,21 @@ class Place:
             command, cwd=self.folder, env=self.environment, start_new_session=True, **{**streams, **options}
         )
 
+    def start_held(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A command that stays in the middle of its work: in its candidate's command, or in llama.cpp."""
+        mark, before = self.folder / "held", self.environment
+        if ENGINE_COMMAND in arguments:
+            arguments = tuple(f"{word} held" if word == ENGINE_COMMAND else word for word in arguments)
+            self.environment = {**before, "HELD": str(mark)}
+        else:
+            self.environment = {**before, **hold_llama_cpp(self.folder / "path", mark)}
+            self.environment["PYTHONPATH"] += os.pathsep + before["PYTHONPATH"]
+        child = self.start(*arguments)
+        self.environment = before
+        eventually(mark.exists, child)
+        mark.unlink()
+        return child
+
     def parts(self) -> Iterator[str]:
         for folder, _, names in os.walk(self.folder):  # which may vanish meanwhile
             yield from (os.path.join(folder, name) for name in names if name.endswith(".part"))
@@ -71,16 +93,16 @@ class Place:
 
     def wait_until_quiet(self) -> None:
         """Until what the dead had started has noticed."""
-        started = time.monotonic()
-        while processes_of(self.temporary) and time.monotonic() - started < ENOUGH:
-            time.sleep(0.02)
+        eventually(lambda: not processes_of(self.temporary))
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     """Commands heed Ctrl-C, even where these tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield Place(tmp_path)
+    made = Place(tmp_path)
+    yield made
+    kill_all_of(made.temporary)
     signal.signal(signal.SIGINT, before)
 
 
@@ -96,11 +118,9 @@ COMMANDS: list[tuple[str, ...]] = [
 
 
 def test_kills_leave_nothing_after_the_next_start(place: Place) -> None:
-    rng = random.Random(6)
     for command in COMMANDS:
-        child = place.start(*command)
-        eventually(lambda: processes_of(place.temporary, "child_main"))  # llama.cpp's: before anything is made
-        time.sleep(rng.uniform(0, 1))
+        child = place.start_held(*command)
+        assert place.left()
         kill(child)
     check_nothing_is_left_after_the_next_start(place)
 
@@ -152,19 +172,27 @@ def busy() -> Iterator[None]:
         kill(process)
 
 
+def test_a_command_that_is_stopped_is_gone_with_all_of_its_processes(place: Place) -> None:
+    """At once: not a moment later."""
+    for (number, send), command in zip((*STOPS, STOPS[0]), COMMANDS, strict=True):
+        child = place.start_held(*command)
+        send(child.pid, number)
+        assert child.wait(HANG) == -number
+        assert not place.left()
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("busy")
-@pytest.mark.parametrize("times", [len(COMMANDS), pytest.param(1000, marks=pytest.mark.slow)])
-def test_a_command_that_is_stopped_is_gone_with_all_of_its_processes(times: int, place: Place) -> None:
-    """At once, whenever it is: not a moment later."""
-    rng = random.Random(times)
-    seconds = [duration(place, command) for command in COMMANDS] if times > len(COMMANDS) else [0.5] * len(COMMANDS)
+def test_1000_commands_that_are_stopped_at_random_moments_are_gone_with_all_of_their_processes(place: Place) -> None:
+    rng, times = random.Random(1000), 1000
+    seconds = [duration(place, command) for command in COMMANDS]
     left, stopped = dict[int, list[str]](), 0
     for i in range(times):
         number, send = STOPS[i % len(STOPS)]
         child = place.start(*COMMANDS[i % len(COMMANDS)])
         time.sleep(rng.uniform(0, 1.1 * seconds[i % len(COMMANDS)]))
         send(child.pid, number)
-        stopped += child.wait(ENOUGH) == -number
+        stopped += child.wait(HANG) == -number
         if found := processes_of(place.temporary):
             left[i] = found
             place.wait_until_quiet()
@@ -176,7 +204,7 @@ def test_a_command_that_is_stopped_is_gone_with_all_of_its_processes(times: int,
 def duration(place: Place, command: tuple[str, ...]) -> float:
     """Seconds that a command takes when nobody kills it."""
     started = time.monotonic()
-    assert place.start(*command).wait(ENOUGH) in (0, 1, 2)
+    assert place.start(*command).wait(HANG) in (0, 1, 2)
     return time.monotonic() - started
 
 
@@ -189,42 +217,66 @@ def kill(child: subprocess.Popen[bytes]) -> None:
 def check_nothing_is_left_after_the_next_start(place: Place) -> None:
     place.wait_until_quiet()
     assert not processes_of(place.temporary)
-    assert place.start("writer", "c").wait(ENOUGH) == 0
+    assert place.start("writer", "c").wait(HANG) == 0
     assert not place.left()
 
 
-# Says on standard output when the commands begin to be imported.
+# Does something, in a process that is to be interrupted, when a module begins to be imported.
 MARKED = """
-import os, sys
+import os, signal, sys
 class Mark:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name == "llamadiff.cli":
-            os.write(1, b".")
+        if name == {module!r}:
+            sys.meta_path.remove(Mark)
+            {act}
 sys.meta_path.insert(0, Mark)
+from {entry[1]} import {entry[2]} as main
+sys.exit(main())
 """
+EARLY = (
+    "llamadiff.cli",
+    "llamadiff.system.exits",
+    "llamadiff.llamacpp.child",
+    "typer",
+    "rich",
+    "numpy",
+    "llamadiff.plugins",
+)
 
 
-@pytest.mark.parametrize("times", [5, pytest.param(30, marks=pytest.mark.slow)])
-def test_ctrl_c_early_shows_no_traceback(times: int, place: Place) -> None:
+def start_marked(place: Place, module: str, act: str) -> subprocess.Popen[bytes]:
+    """A long comparison, whose main function does that when the module is imported."""
+    code = MARKED.format(module=module, act=act, entry=ENTRY)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "compare", "m.gguf", *IDS, "--n-predict", "100"], cwd=place.folder,
+        env=place.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def check_interrupted(child: subprocess.Popen[bytes]) -> None:
+    """It dies of Ctrl-C, and says so, or nothing."""
+    _, err = child.communicate(timeout=HANG)
+    assert err in (b"", b"llamadiff: stopped\n")
+    assert child.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("module", EARLY)
+def test_ctrl_c_early_shows_no_traceback(module: str, place: Place) -> None:
     """From the first import that takes time on: Python's own start, before any line of ours, is out of our hands."""
-    assert ENTRY is not None
-    begin = MARKED + f"from {ENTRY[1]} import {ENTRY[2]} as main; sys.exit(main())"
-    rng = random.Random(times)
-    ends = set()
-    for _ in range(times):
-        child = subprocess.Popen(
-            [sys.executable, "-c", begin, "compare", "m.gguf", *IDS, "--n-predict", "100"], cwd=place.folder,
-            env=place.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+    check_interrupted(start_marked(place, module, "signal.raise_signal(signal.SIGINT)"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_random_moments_shows_no_traceback(place: Place) -> None:
+    rng = random.Random(30)
+    for _ in range(30):
+        child = start_marked(place, EARLY[0], 'os.write(1, b".")')
         assert child.stdout is not None
         assert os.read(child.stdout.fileno(), 1) == b"."
         time.sleep(rng.uniform(0, 0.3))
         child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=ENOUGH)
-        assert err in (b"", b"llamadiff: stopped\n")
-        ends.add(child.returncode)
-    assert ends == {-signal.SIGINT}
+        check_interrupted(child)
 
 
 def test_the_entry_point_imports_next_to_nothing() -> None:
@@ -239,17 +291,18 @@ def test_the_entry_point_imports_next_to_nothing() -> None:
 
 
 LOST = """
-import signal, sys, time
+import signal, sys
 from llamadiff.system import exits
 
 class Unlucky:
     def __del__(self):
         signal.raise_signal(signal.SIGINT)
-        time.sleep(0.1)  # here the exception is raised, and dropped
+        sum(range(10))  # here, or before, the exception is raised, and dropped
 
 def command():
     Unlucky()
-    time.sleep(60)
+    while True:
+        pass
 
 sys.exit(exits.run(command, lambda reason: print("ended:", reason)))
 """
@@ -258,7 +311,7 @@ sys.exit(exits.run(command, lambda reason: print("ended:", reason)))
 def test_a_signal_in_a_destructor_is_not_lost(place: Place) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOST], cwd=ROOT, env=place.environment, capture_output=True, text=True,
-        timeout=ENOUGH, check=False,
+        timeout=HANG, check=False,
      encoding="utf-8")  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "ended: stopped\n", "")
 
@@ -266,39 +319,28 @@ def test_a_signal_in_a_destructor_is_not_lost(place: Place) -> None:
 def test_a_command_takes_its_descendants_with_it(place: Place) -> None:
     """Those that left its session too, and when nobody was killed."""
     child = place.start(*COMMANDS[1])
-    assert child.wait(ENOUGH) in (0, 1, 2)
+    assert child.wait(HANG) in (0, 1, 2)
     assert not place.left()
 
 
 def test_a_supervisor_that_is_killed_takes_the_command_with_it(place: Place) -> None:
-    engine = f"cmd: {shlex.quote(sys.executable)} -c 'import time; time.sleep(600)' {{out}}"
+    engine = f"cmd: {shlex.quote(sys.executable)} -c 'import signal; signal.pause()' {{out}}"
     child = place.start("compare", "m.gguf", *IDS, "--candidate", engine, stderr=subprocess.PIPE)
     supervisor = eventually(lambda: processes_of(place.temporary, "llamadiff.system.supervisor"))
-    eventually(lambda: processes_of(place.temporary, "time.sleep(600)"))
+    eventually(lambda: processes_of(place.temporary, "-c import signal; signal.pause()"))
     os.kill(int(supervisor[0].split()[0]), signal.SIGKILL)
-    _, err = child.communicate(timeout=ENOUGH)
+    _, err = child.communicate(timeout=HANG)
     assert child.returncode == 2
     assert b"its supervising process was killed by signal 9 (SIGKILL)" in err
     place.wait_until_quiet()
     assert not place.left()
 
 
-def eventually(look: Callable[[], list[Any]]) -> list[Any]:
-    """What is there at last."""
-    started = time.monotonic()
-    while time.monotonic() - started < ENOUGH:
-        found = look()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError("it never came")
-
-
 # -- what is swept, and what is not ----------------------------------------------------------------
 
 # Makes a file and a directory with something in it, says where, and waits to be killed.
 LITTERING = """
-import os, sys, time
+import os, signal, sys
 from pathlib import Path
 from llamadiff.system.stale_files import temporary_directory, temporary_file
 with temporary_file(Path(sys.argv[1])) as file, temporary_directory() as folder:
@@ -306,10 +348,10 @@ with temporary_file(Path(sys.argv[1])) as file, temporary_directory() as folder:
     (folder / "big").write_text("gigabytes")
     (folder / "link").symlink_to(sys.argv[2])
     if "fork" in sys.argv and os.fork() == 0:
-        time.sleep(2)
+        sys.stdin.read()
         os._exit(0)
     print(file, folder, flush=True)
-    time.sleep(600)
+    signal.pause()
 """
 
 
@@ -322,7 +364,7 @@ class Dead:
         (self.precious / "work").write_text("years of it", encoding="utf-8")
         self.process = subprocess.Popen(
             [sys.executable, "-c", LITTERING, str(place.folder / "t.safetensors"), str(self.precious), *options],
-            env=place.environment, stdout=subprocess.PIPE, text=True,
+            env=place.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
          encoding="utf-8")  # fmt: skip
         assert self.process.stdout is not None
         self.file, self.folder = map(Path, self.process.stdout.readline().split())
@@ -343,7 +385,7 @@ class Dead:
 
 def next_start(place: Place) -> None:
     child = place.start("writer", "c", stderr=subprocess.PIPE)
-    _, err = child.communicate(timeout=ENOUGH)
+    _, err = child.communicate(timeout=HANG)
     assert (child.returncode, err) == (0, b"")
 
 
@@ -444,7 +486,7 @@ def test_what_is_anothers_is_left_alone(place: Place) -> None:
 def test_without_any_place_for_notes_work_goes_on(place: Place) -> None:
     place.environment["TMPDIR"] = "/dev/null/none"
     words = ("capture", "m.gguf", *IDS, "-o", "t.safetensors")
-    assert place.start(*words).wait(ENOUGH) == 0
+    assert place.start(*words).wait(HANG) == 0
     assert (place.folder / "t.safetensors").exists()
     assert not list(place.parts())
 
@@ -472,7 +514,7 @@ def test_what_is_judged_meanwhile_needs_no_room(command: tuple[str, ...], place:
     (place.folder / "path" / "sitecustomize.py").write_text(FULL, encoding="utf-8")
     place.environment["PYTHONPATH"] += os.pathsep + str(place.folder / "path")
     child = place.start(*command, "m.gguf", *IDS, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, _ = child.communicate(timeout=ENOUGH)
+    out, _ = child.communicate(timeout=HANG)
     assert (out[:5], child.returncode) == (b"MATCH", 0)
     assert not place.left()
 
@@ -483,7 +525,7 @@ def test_a_full_tmpdir_is_named_with_what_was_needed(command: tuple[str, ...], p
     (place.folder / "path" / "sitecustomize.py").write_text(FULL, encoding="utf-8")
     place.environment["PYTHONPATH"] += os.pathsep + str(place.folder / "path")
     child = place.start(*command, "m.gguf", *IDS, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, err = child.communicate(timeout=ENOUGH)
+    out, err = child.communicate(timeout=HANG)
     found = re.fullmatch(
         rf"llamadiff: {re.escape(str(place.temporary))}: no room for what is recorded "
         r"\(([0-9.]+) ([kM]B) are needed, [0-9.]+ [kMGT]B are free\); set TMPDIR to a directory with room\n",

@@ -12,28 +12,27 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command import processes_of
+from command import kill_all_of, processes_of
 from models import small
 from places import ROOT
+from waiting import HANG, eventually
 
 from llamadiff.llamacpp.library import LLAMA_CPP_PYTHON
 from llamadiff.system.libraries import MACOS, WINDOWS
 
 HERE = Path(__file__).parent / "elsewhere"
 IDS = ("--tokens", "1,17,5")
-ENOUGH = 60.0  # seconds that whatever is dying may take on a busy machine
 
-# An engine whose grandchild has left its session and lost its parent; all of them run on.
+# An engine whose grandchild has left its session and lost its parent, when it was SEEN; the others run on.
 ENGINE = """
-import os, subprocess, sys, time
-middle = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep(1)"
+import subprocess, sys, threading
+middle = "import subprocess; subprocess.Popen(['sleep', 'infinity'], start_new_session=True); open('seen').read()"
 subprocess.Popen([sys.executable, "-c", middle])
-time.sleep(600)
+threading.Event().wait()
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shows on Linux what other systems lack")
@@ -47,8 +46,10 @@ class Elsewhere:
         self.temporary.mkdir()
         small.write_model(folder / "m.gguf")
         (folder / "engine.py").write_text(ENGINE, encoding="utf-8")
+        os.mkfifo(folder / "seen")
         self.environment = {
             **os.environ, "TMPDIR": str(self.temporary), "XDG_CACHE_HOME": str(folder / "cache"), "ELSEWHERE": system,
+            "SEEN": str(folder / "seen"),
             "PYTHONPATH": os.pathsep.join(map(str, (HERE, named_as_there(folder, system), ROOT, ROOT / "reference"))),
         }  # fmt: skip
 
@@ -61,7 +62,7 @@ class Elsewhere:
     def run(self, *words: str) -> str:
         """What a command prints, which finds nothing wrong."""
         command = self.start(*words)
-        out, err = command.communicate(timeout=300)
+        out, err = command.communicate(timeout=HANG)
         assert command.returncode == 0, err
         assert not self.left()
         return out
@@ -70,6 +71,10 @@ class Elsewhere:
         """A candidate's command, in words as this system cuts them."""
         words = [sys.executable, "engine.py"]
         return "cmd: " + (subprocess.list2cmdline(words) if self.system == "win32" else shlex.join(words))
+
+    def has_orphan(self) -> bool:
+        """Whether the engine's grandchild runs on without its parent."""
+        return bool(processes_of(self.temporary, "sleep infinity")) and not processes_of(self.temporary, "open('seen')")
 
     def left(self) -> list[str]:
         """Processes, and what should have been for the time being."""
@@ -93,8 +98,10 @@ def named_as_there(folder: Path, system: str) -> Path:
 
 
 @pytest.fixture(params=["win32", "darwin"])
-def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Elsewhere:
-    return Elsewhere(tmp_path, request.param)
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Elsewhere]:
+    made = Elsewhere(tmp_path, request.param)
+    yield made
+    kill_all_of(made.temporary)
 
 
 def test_the_demo(elsewhere: Elsewhere) -> None:
@@ -131,8 +138,7 @@ def test_other_commands(words: tuple[str, ...], elsewhere: Elsewhere) -> None:
 def test_a_command_that_runs_on_is_ended_with_all_of_its_processes(elsewhere: Elsewhere) -> None:
     """Those whose own parents are dead, too: there was a time when these lived."""
     command = elsewhere.start("compare", "m.gguf", *IDS, "--timeout", "3", "--candidate", elsewhere.engine())
-    eventually(lambda: command.poll() is not None or processes_of(elsewhere.temporary, "sleep 600"))
-    _, err = command.communicate(timeout=ENOUGH)
+    _, err = command.communicate(timeout=HANG)
     assert "still running after 3 s (--timeout)" in err
     assert command.returncode == 2
     assert not elsewhere.left()
@@ -143,9 +149,9 @@ def test_a_command_is_stopped(number: signal.Signals, elsewhere: Elsewhere) -> N
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # heeded, even where tests run in the background
     command = elsewhere.start("compare", "m.gguf", *IDS, "--candidate", elsewhere.engine())
     signal.signal(signal.SIGINT, before)
-    eventually(lambda: command.poll() is not None or processes_of(elsewhere.temporary, "sleep 600"))
+    eventually(elsewhere.has_orphan, command)
     command.send_signal(number)
-    _, err = command.communicate(timeout=ENOUGH)
+    _, err = command.communicate(timeout=HANG)
     assert err == ("llamadiff: stopped\n" if number == signal.SIGINT else "")
     as_windows_ends = elsewhere.system == "win32" and number == signal.SIGINT
     assert command.returncode == (128 + number if as_windows_ends else -number)
@@ -177,10 +183,3 @@ def test_what_is_hidden_is_not_found(elsewhere: Elsewhere) -> None:
         )
         assert done.returncode == 1, line
     assert (elsewhere.folder / "m.gguf").exists()
-
-
-def eventually(look: Callable[[], object]) -> None:
-    started = time.monotonic()
-    while not look():
-        assert time.monotonic() - started < ENOUGH
-        time.sleep(0.02)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PATIENCE = 30.0  # seconds until it answers
+from waiting import HANG, eventually
 
 
 @contextmanager
@@ -19,7 +18,7 @@ def serving(program: Path) -> Iterator[str]:
     command = [str(program), "--host", "127.0.0.1", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
-            _wait_for(server, port)
+            eventually(lambda: _answers(port), server)
             yield f"127.0.0.1:{port}"
         finally:
             server.kill()
@@ -30,13 +29,9 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until and server.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise TimeoutError(f"rpc-server does not answer on port {port}")
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), HANG).close()
+    except OSError:
+        return False
+    return True

@@ -8,6 +8,7 @@ import urllib.request
 import pytest
 from llama_server import ServerError, started, started_python
 from places import ROOT
+from waiting import HANG
 
 pytestmark = pytest.mark.slow
 MODEL = ROOT / "llamadiff/shipped/tiny.Q4_K_M.gguf"
@@ -16,7 +17,7 @@ MODEL = ROOT / "llamadiff/shipped/tiny.Q4_K_M.gguf"
 def asked(address, path, **body):
     request = urllib.request.Request(f"{address}{path}", json.dumps(body).encode())
     request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=HANG) as answer:
         return json.load(answer)
 
 

@@ -7,11 +7,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from places import ROOT
+from waiting import HANG, eventually
 
 from llamadiff.system.errors import UserError
 from llamadiff.verbs.workers import side_by_side
@@ -20,9 +20,17 @@ CAPTURES = ROOT / "captures"
 
 
 def squared(number: int) -> tuple[int, int]:
-    """The first takes longest."""
-    time.sleep(0.3 if number == 0 else 0)
     return number**2, os.getpid()
+
+
+def squared_last(thing: tuple[Path, int]) -> tuple[int, int]:
+    """The first is there when all the others are."""
+    folder, number = thing
+    if number == 0:
+        eventually(lambda: len(list(folder.iterdir())) == 7)
+    else:
+        (folder / str(number)).touch()
+    return squared(number)
 
 
 def faulty(number: int) -> int:
@@ -33,8 +41,8 @@ def faulty(number: int) -> int:
     return number
 
 
-def test_answers_come_in_order_from_several_processes() -> None:
-    answers = list(side_by_side(squared, range(8), 2))
+def test_answers_come_in_order_from_several_processes(tmp_path: Path) -> None:
+    answers = list(side_by_side(squared_last, [(tmp_path, number) for number in range(8)], 2))
     assert [square for square, _ in answers] == [number**2 for number in range(8)]
     assert os.getpid() not in {process for _, process in answers}
     assert len({process for _, process in answers}) == 2
@@ -63,23 +71,17 @@ def test_nothing_goes_on_when_the_command_is_gone(number: signal.Signals, tmp_pa
     """Neither its workers nor the engines that these run: each engine writes down that it lives."""
     script = tmp_path / "engine.py"
     script.write_text(
-        "import os, sys, time; open(sys.argv[1] + str(os.getpid()), 'w'); time.sleep(600)", encoding="utf-8"
+        "import os, signal, sys; open(sys.argv[1] + str(os.getpid()), 'w'); signal.pause()", encoding="utf-8"
     )
     engine = "cmd: " + shlex.join([sys.executable, str(script), f"{tmp_path}/alive-"])
     words = [sys.executable, "-m", "llamadiff", "check", str(CAPTURES), "--jobs", "2", "--candidate", engine]
     command = subprocess.Popen(
         words, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
     )
-    deadline = time.monotonic() + 300
-    while len(list(tmp_path.glob("alive-*"))) < 2:
-        assert time.monotonic() < deadline
-        assert command.poll() is None
-        time.sleep(0.05)
+    eventually(lambda: len(list(tmp_path.glob("alive-*"))) >= 2, command)
     (os.kill if number == signal.SIGKILL else os.killpg)(command.pid, number)
-    _, said = command.communicate(timeout=60)
+    _, said = command.communicate(timeout=HANG)
     assert said == ("" if number == signal.SIGKILL else "llamadiff: stopped\n")
     assert command.returncode == -number
     engines = [int(path.name.removeprefix("alive-")) for path in tmp_path.glob("alive-*")]
-    while any(Path(f"/proc/{engine}").exists() for engine in engines):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: not any(Path(f"/proc/{engine}").exists() for engine in engines))

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +21,7 @@ from builds import HEADERS
 from command import run
 from optional import needs
 from places import ROOT
+from waiting import eventually
 
 from llamadiff import UserError, plugins
 from llamadiff.engines.capture_request import text_request
@@ -248,10 +248,7 @@ def test_no_process_is_left_where_a_runner_starts_another(small_model, tmp_path)
     script = fake(tmp_path, f"import subprocess, sys; subprocess.run([{sys.executable!r}, '-I', '-S', *sys.argv[1:]])")
     assert run("backend", small_model(), *TOKENS, "--llama-cpp", f"runner={script} -c pass").returncode == 2
     assert run("backend", small_model(), *TOKENS, "--llama-cpp", f"runner=env MARK={mark} {script}").returncode == 2
-    ends = time.monotonic() + 20
-    while any(mark.encode() in read(path) for path in Path("/proc").glob("[0-9]*/environ")):
-        assert time.monotonic() < ends, "a process is left"
-        time.sleep(0.1)
+    eventually(lambda: not any(mark.encode() in read(path) for path in Path("/proc").glob("[0-9]*/environ")))
 
 
 def read(path: Path) -> bytes:

@@ -16,6 +16,7 @@ from faulty import BUGS
 from optional import needs, program
 from report.made_up import row
 from traces import TOKENS, save
+from waiting import HANG
 
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How, Run
@@ -209,7 +210,7 @@ def show(browser, tmp_path):
         page.on("dialog", lambda dialog: said.append(dialog.message))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(path.as_uri())
-        page.wait_for_selector("html[data-ready]", timeout=60_000)
+        page.wait_for_selector("html[data-ready]", timeout=HANG * 1000)
         opened.append((context, said, asked, path.as_uri()))
         return page
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from command import processes_of
+from waiting import BRIEF, HANG, eventually
 
 from llamadiff import UserError
 from llamadiff.ext.prompt.lines import talking
@@ -18,12 +17,12 @@ ECHO = "for line in sys.stdin: print(json.dumps([json.loads(line)]), flush=True)
 
 
 def command(code: str) -> str:
-    return f"{shlex.quote(sys.executable)} -c {shlex.quote('import json, os, sys, time; ' + code)}"
+    return f"{shlex.quote(sys.executable)} -c {shlex.quote('import json, os, signal, sys; ' + code)}"
 
 
 def scripted(folder: Path, code: str) -> str:
     script = folder / "engine.py"
-    script.write_text(f"import json, os, sys, time\n{code}\n", encoding="utf-8")
+    script.write_text(f"import json, os, signal, sys\n{code}\n", encoding="utf-8")
     return f"{shlex.quote(sys.executable)} {shlex.quote(str(script))}"
 
 
@@ -49,14 +48,14 @@ def test_the_last_answer_needs_no_end_of_line() -> None:
         ("print('x', file=sys.stderr); sys.exit(3)", "code 3 before it answered \"a\"; its last words: x"),
         ("print(1, end=''); sys.stdin.read()", "did not answer"),
         ("os.abort()", "died of SIGABRT before it answered"),
-        ("time.sleep(60)", "did not answer \"a\" within 0.5 s"),
-        ("print('hello', flush=True); time.sleep(60)", "answers \"a\" with hello, which is no JSON"),
-        ("print('[' * 99999 + '1', flush=True); time.sleep(60)", "which is no JSON"),
-        ("sys.stdout.write('9' * (5 << 20)); sys.stdout.flush(); time.sleep(60)", "more than 4 MiB on one line"),
+        ("signal.pause()", "did not answer \"a\" within 0.5 s"),
+        ("print('hello', flush=True); signal.pause()", "answers \"a\" with hello, which is no JSON"),
+        ("print('[' * 99999 + '1', flush=True); signal.pause()", "which is no JSON"),
+        ("sys.stdout.write('9' * (5 << 20)); sys.stdout.flush(); signal.pause()", "more than 4 MiB on one line"),
     ],
 )  # fmt: skip
 def test_what_is_no_answer_is_one_line(code: str, said: str) -> None:
-    patience = 0.5 if "did not answer" in said else 60.0  # seconds: where it never answers, any will do
+    patience = BRIEF if "did not answer" in said else HANG
     with talking(command(code), patience) as ask, pytest.raises(UserError) as caught:
         ask("a")
     assert said in str(caught.value)
@@ -68,17 +67,14 @@ def test_a_command_that_is_not_there() -> None:
         ask("a")
 
 
-def sleepers() -> list[psutil.Process]:
-    return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "617"]]
-
-
-def test_it_ends_with_whoever_asks(tmp_path: Path) -> None:
+def test_it_ends_with_whoever_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the processes that it has started, though it listens to nothing."""
-    code = "import subprocess\nsubprocess.Popen(['sleep', '617'])\n" + ECHO.replace(": ", ":\n ") + "\ntime.sleep(600)"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    code = (
+        "import subprocess\nsubprocess.Popen(['sleep', 'infinity'])\n" + ECHO.replace(": ", ":\n ") + "\nsignal.pause()"
+    )
     with talking(scripted(tmp_path, code)) as ask:
         ask(1)
-        assert sleepers()
-    started = time.monotonic()
-    while sleepers():
-        assert time.monotonic() - started < 30
-    assert not processes_of(tmp_path)
+        assert processes_of(tmp_path, "sleep infinity")
+        assert processes_of(tmp_path, "engine.py")
+    eventually(lambda: not processes_of(tmp_path))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from functools import cache
-from time import perf_counter
 
 import gguf
 import pytest
@@ -85,10 +84,8 @@ def test_llama_cpp_agrees_on_many_texts(vocabulary, name):
     path = vocabulary(name)
     tokenizer = tokenizer_of(path)
     texts = texts_for(tokenizer, 100_000, seed=1)
-    start = perf_counter()
     ids = [tokenizer.encode(text) for text in texts]
-    seconds = perf_counter() - start
-    print(f"{name}: {len(texts)} texts, {len(''.join(texts))} characters, {seconds:.1f} s")
+    print(f"{name}: {len(texts)} texts, {len(''.join(texts))} characters")
     theirs = LlamaTokens(path).encoded(texts)
     assert [each for each in zip(texts, ids, theirs, strict=True) if each[1] != each[2]] == []
 
@@ -115,10 +112,10 @@ def test_llama_cpp_cuts_words_the_same(vocabulary, tmp_path, pre):
 @pytest.mark.parametrize("pre", sorted({*PRES.values()} - {"superbpe"}))  # whose regex counts all digits at each
 @pytest.mark.quick
 def test_long_words_take_no_long_time(pre):
-    start = perf_counter()
+    """Of a regex that looks at all of a word at each of its characters, superbpe's, this takes half an hour."""
     for part in ("1", "A", "é", " ", "a ", "x\u0301", "漢", "'"):
-        PRE_TOKENIZERS[pre].words(part * 10_000)
-    assert perf_counter() - start < 2
+        words = PRE_TOKENIZERS[pre].words(part * 200_000)
+        assert len("".join(words)) in (0, 200_000 * len(part))
 
 
 # -- where llama.cpp is not the tokenizer that the model was trained with ----------------------------------------------

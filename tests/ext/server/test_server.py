@@ -14,6 +14,7 @@ import pytest
 from between import between
 from optional import needs
 from servers import mistakes, started
+from waiting import HANG
 
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.judge.verdict import RIGHT
@@ -109,7 +110,7 @@ def served() -> Iterator[Servers]:
 
 
 def judged(url: str, model: Path | None = None, text: str = TEXT, *, chat: bool = False) -> Comparison:
-    return compare(model or shipped_model(), Run(prompt=TURN if chat else text, chat=chat), url, How(timeout=20.0))
+    return compare(model or shipped_model(), Run(prompt=TURN if chat else text, chat=chat), url, How(timeout=HANG))
 
 
 def check(result: Comparison, mistake: Mistake) -> None:

@@ -12,6 +12,7 @@ import pytest
 from builds import HEADERS, other_library
 from command import run
 from optional import lacks
+from waiting import HANG
 
 from llamadiff import UserError
 from llamadiff.engines.run_spec import How, Run
@@ -38,7 +39,7 @@ faulty_build = pytest.mark.skipif(
 )
 
 
-def found(model: Path, *names: str, patience: float = 600.0, how: How = How(), n_predict: int = 0) -> Variants:  # noqa: B008
+def found(model: Path, *names: str, patience: float = HANG, how: How = How(), n_predict: int = 0) -> Variants:  # noqa: B008
     return run_variants(model, Run(tokens=TOKENS, n_predict=n_predict), how, names, patience)
 
 
@@ -189,7 +190,7 @@ def replace_arrays(trace, arrays):
             "the process that opened it died of SIGABRT", marks=pytest.mark.quick,
         ),
         pytest.param(
-            "#include <unistd.h>\n__attribute__((constructor)) static void wait(void) { for (;;) sleep(9); }",
+            "#include <unistd.h>\n__attribute__((constructor)) static void wait(void) { for (;;) pause(); }",
             "hangs: ", marks=pytest.mark.slow,
         ),
         pytest.param("int nothing;", "libllama.so: has no llama_", marks=pytest.mark.quick),

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from command import run as command
 from optional import needs
 from places import ROOT
+from waiting import HANG, eventually
 
 import llamadiff
 from llamadiff.ext.sweep.case import SweepRow, run_case
@@ -29,8 +29,26 @@ from llamadiff.verbs.workers import Died, map_surviving
 SHIPPED = Path(llamadiff.__file__).parent / "shipped"
 MODEL = SHIPPED / "tiny.F16.gguf"
 PROMPTS = ("Once upon a time", "The little fox", "A storm came", "Her name was Lily", "One day", "The frog", "He had")
-ENOUGH = 300.0  # seconds that a sweep may take on a busy machine
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "reference")])}
+
+# In whatever runs cases: two of them have a ticket, the others wait for a file.
+HELD = """
+import os
+from pathlib import Path
+from llamadiff.ext.sweep import case, cluster
+from waiting import HANG, eventually
+judged, cluster.PATIENCE, place = case._judged, HANG, Path(os.environ["TICKETS"])
+def has_ticket(number):
+    try:
+        (place / f"ticket-{number}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+def held(*words):
+    if not any(map(has_ticket, range(2))):
+        eventually((place / "go-on").exists)
+    return judged(*words)
+case._judged = held
+"""
 
 
 def plan(folder: Path, **changed: object) -> Path:
@@ -53,25 +71,25 @@ def rows_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.parquet"))
 
 
-def started(*words: object) -> subprocess.Popen[str]:
+def environment(folder: Path) -> dict[str, str]:
+    """Of processes that stay in their third case, until there is a file go-on."""
+    (folder / "path").mkdir(exist_ok=True)
+    (folder / "path" / "sitecustomize.py").write_text(HELD, encoding="utf-8")
+    path = (folder / "path", ROOT, ROOT / "reference", ROOT / "tests")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "TICKETS": str(folder)}
+
+
+def started(folder: Path, *words: object) -> subprocess.Popen[str]:
     arguments = [sys.executable, "-m", "llamadiff", "sweep", *map(str, words)]
     return subprocess.Popen(
         arguments,
-        env=ENVIRONMENT,
+        env=environment(folder),
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         encoding="utf-8",
     )
-
-
-def wait_for(condition: object, running: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + ENOUGH
-    while not condition():  # type: ignore[operator]
-        assert running.poll() is None, running.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def each_once(folder: Path) -> None:
@@ -224,14 +242,15 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
 @needs("pyarrow")
 def test_a_sweep_that_was_killed_goes_on_where_it_was(tmp_path):
     path, out = plan(tmp_path), tmp_path / "rows"
-    running = started(path, "--out", out, "--jobs", "2")
-    wait_for(lambda: len(rows_of(out)) >= 2, running)
+    running = started(tmp_path, path, "--out", out, "--jobs", "2")
+    eventually(lambda: len(rows_of(out)) == 2, running)
     os.killpg(running.pid, signal.SIGKILL)
-    running.communicate(timeout=ENOUGH)
+    running.communicate(timeout=HANG)
     before = {row: row.stat().st_mtime_ns for row in rows_of(out)}
-    assert 2 <= len(before) < len(PROMPTS)
-    again = started(path, "--out", out, "--jobs", "2")
-    said, _ = again.communicate(timeout=ENOUGH)
+    assert len(before) == 2
+    (tmp_path / "go-on").touch()
+    again = started(tmp_path, path, "--out", out, "--jobs", "2")
+    said, _ = again.communicate(timeout=HANG)
     assert again.returncode == 0
     assert f"{len(before)} of them were there before" in " ".join(said.split())
     assert {row: row.stat().st_mtime_ns for row in before} == before
@@ -241,14 +260,15 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(tmp_path):
 @needs("pyarrow")
 def test_a_worker_that_is_killed_loses_nothing(tmp_path):
     path, out = plan(tmp_path), tmp_path / "rows"
-    running = started(path, "--out", out, "--jobs", "2")
-    wait_for(lambda: rows_of(out), running)
+    running = started(tmp_path, path, "--out", out, "--jobs", "2")
+    eventually(lambda: len(rows_of(out)) == 2, running)
     workers = [
         int(child) for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text("utf-8").split()
     ]
     workers = [child for child in workers if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text("utf-8")]
     os.kill(workers[0], signal.SIGKILL)
-    said, trouble = running.communicate(timeout=ENOUGH)
+    (tmp_path / "go-on").touch()
+    said, trouble = running.communicate(timeout=HANG)
     assert running.returncode == 0, said + trouble
     each_once(out)
 
@@ -288,7 +308,7 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]
     with (folder / "log").open("wb") as log:
         for name in ("scheduler", "worker", "worker"):
             script = [sys.executable, "-m", f"distributed.cli.dask_{name}", "--no-dashboard", *words[name]]
-            processes.append(subprocess.Popen(script, env=ENVIRONMENT, stdout=log, stderr=log))
+            processes.append(subprocess.Popen(script, env=environment(folder), stdout=log, stderr=log))
         try:
             yield address, processes[1:]
         finally:
@@ -300,8 +320,8 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]
 def wait_for_workers(address: str, count: int) -> None:
     from distributed import Client
 
-    with Client(address, timeout=ENOUGH, set_as_default=False) as client:
-        client.wait_for_workers(count, timeout=ENOUGH)
+    with Client(address, timeout=HANG, set_as_default=False) as client:
+        client.wait_for_workers(count, timeout=HANG)
 
 
 @needs("distributed", "pyarrow")
@@ -309,10 +329,11 @@ def test_on_a_cluster_of_which_a_worker_is_killed_nothing_is_lost_or_counted_twi
     path, out = plan(tmp_path), tmp_path / "rows"
     with cluster(tmp_path) as (address, workers):
         wait_for_workers(address, 2)
-        running = started(path, "--out", out, "--scheduler", address)
-        wait_for(lambda: len(rows_of(out)) >= 2, running)
+        running = started(tmp_path, path, "--out", out, "--scheduler", address)
+        eventually(lambda: len(rows_of(out)) == 2, running)
         workers[0].kill()
-        said, trouble = running.communicate(timeout=ENOUGH)
+        (tmp_path / "go-on").touch()
+        said, trouble = running.communicate(timeout=HANG)
         assert running.returncode == 0, said + trouble
         each_once(out)
 
@@ -323,13 +344,14 @@ def test_a_sweep_on_a_cluster_that_was_killed_goes_on(tmp_path):
     path, out = plan(tmp_path), tmp_path / "rows"
     with cluster(tmp_path) as (address, _):
         wait_for_workers(address, 2)
-        running = started(path, "--out", out, "--scheduler", address)
-        wait_for(lambda: rows_of(out), running)
+        running = started(tmp_path, path, "--out", out, "--scheduler", address)
+        eventually(lambda: len(rows_of(out)) == 2, running)
         os.killpg(running.pid, signal.SIGKILL)
-        running.communicate(timeout=ENOUGH)
+        running.communicate(timeout=HANG)
         kept = len(rows_of(out))
-        again = started(path, "--out", out, "--scheduler", address)
-        said, trouble = again.communicate(timeout=ENOUGH)
+        (tmp_path / "go-on").touch()
+        again = started(tmp_path, path, "--out", out, "--scheduler", address)
+        said, trouble = again.communicate(timeout=HANG)
         assert again.returncode == 0, said + trouble
         assert f"{kept} of them were there before" in " ".join(said.split())
         each_once(out)

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from glob import glob
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from builds import compiled
 from command import in_process_of_its_own, processes_of, run
 from optional import needs
 from places import ROOT
+from waiting import HANG, eventually
 
 from llamadiff.ext.graph.node import Node
 from llamadiff.ext.watch import watch_run
@@ -57,7 +57,7 @@ def watched(*words, options=(), **environment):
 def watched_by(words, options=(), **environment):
     command = [sys.executable, "-m", "llamadiff", "watch", *map(str, options), "--", *words]
     more = {**ENVIRONMENT, **environment}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=more, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=more, timeout=HANG)
 
 
 def read(path):
@@ -366,8 +366,9 @@ class Started:
         signal.signal(signal.SIGINT, heard)
 
     def begin(self):
-        self.until(lambda: self.files("weight-*") or self.graphs())
-        time.sleep(0.3)
+        """When a third graph comes, one is there to be judged."""
+        seen = set()
+        eventually(lambda: seen.update(self.graphs()) or len(seen) > 2, self.process)
 
     def graphs(self):
         return self.files("graph-*")
@@ -375,13 +376,6 @@ class Started:
     def files(self, pattern):
         """Path.glob fails where a folder goes meanwhile."""
         return glob(str(self.temporary / "*" / pattern))
-
-    @staticmethod
-    def until(is_so, seconds=60.0):
-        end = time.monotonic() + seconds
-        while not is_so():
-            assert time.monotonic() < end
-            time.sleep(0.02)
 
     def pid_of(self, word):
         found = [line for line in processes_of(self.temporary, word) if "llamadiff watch" not in line]
@@ -405,24 +399,24 @@ def started(small_model, tmp_path):
 def test_the_command_killed_leaves_nothing(started):
     started.process.kill()
     started.process.communicate()
-    started.until(started.is_clean)
+    eventually(started.is_clean)
 
 
 def test_the_program_killed_is_said_and_leaves_nothing(started):
     os.kill(started.pid_of("watched_programs.py text"), signal.SIGKILL)
-    _, errors = started.process.communicate(timeout=120)
+    _, errors = started.process.communicate(timeout=HANG)
     assert b"the program itself was killed by signal 9 (SIGKILL)" in errors
     assert started.process.returncode == 0
-    started.until(started.is_clean)
+    eventually(started.is_clean)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_the_programs(number, started):
     started.process.send_signal(number)
-    _, errors = started.process.communicate(timeout=120)
+    _, errors = started.process.communicate(timeout=HANG)
     assert b"graphs were judged" in errors
     assert (b"the program itself was killed by signal 15" in errors) == (number == signal.SIGTERM)
-    started.until(started.is_clean)
+    eventually(started.is_clean)
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

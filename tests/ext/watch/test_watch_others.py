@@ -22,6 +22,7 @@ from optional import lacks, needs
 from places import ROOT
 from tools.backends import PARTS
 from tools.parts import MissingPartError
+from waiting import HANG
 
 from llamadiff.llamacpp.shipped import shipped_model
 
@@ -138,7 +139,7 @@ def answers(address, clients, requests=200):
                 f"{address}/completion", json.dumps(words | {"cache_prompt": False}).encode(),
                 {"Content-Type": "application/json"},
             )  # fmt: skip
-            with urllib.request.urlopen(request, timeout=120) as answer:
+            with urllib.request.urlopen(request, timeout=HANG) as answer:
                 found[number] = json.load(answer)["content"]
 
     threads = [threading.Thread(target=ask, args=(client,)) for client in range(clients)]
@@ -158,7 +159,7 @@ def test_a_server_at_work(tmp_path):
     watch = [sys.executable, "-m", "llamadiff", "watch", "--every", "50", "-o", str(report), "--"]
     with llama_server.started(model) as address:
         wanted = answers(address, 1)
-    with llama_server.started(model, under=watch, patience=300) as address:
+    with llama_server.started(model, under=watch) as address:
         found, together = answers(address, 1), answers(address, 2)
     assert found == wanted
     assert len(found) == len(together) == 200
@@ -337,7 +338,7 @@ def test_a_server_on_a_device(on_device, tmp_path):
     watch = [sys.executable, "-m", "llamadiff", "watch", "-o", str(report), "--"]
     with llama_server.started(model, *on_device) as address:
         wanted = answers(address, 1, 10)
-    with llama_server.started(model, *on_device, under=watch, patience=300) as address:
+    with llama_server.started(model, *on_device, under=watch) as address:
         assert answers(address, 1, 10) == wanted
     found = json.loads(report.read_text("utf-8"))
     assert set(verdicts(found)) == {"match"}

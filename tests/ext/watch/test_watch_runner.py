@@ -8,12 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from command import processes_of, run
 from optional import needs
 from places import ROOT
+from waiting import HANG, eventually
 
 from llamadiff.ext.watch import watch_remote as watch_there
 from llamadiff.ext.watch import watched_ggml, watching
@@ -36,7 +36,7 @@ def command(*words, options=(), runner=BARE):
 
 def watched(*words, options=(), runner=BARE, **environment):
     return subprocess.run(
-        command(*words, options=options, runner=runner), capture_output=True, text=True, check=False, timeout=300,
+        command(*words, options=options, runner=runner), capture_output=True, text=True, check=False, timeout=HANG,
         env={**ENVIRONMENT, **environment},
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def test_a_judge_that_fails_ends_a_program_that_waits_for_room(runner, small_mod
 
 def test_a_library_that_hangs_there_is_refused(monkeypatch):
     monkeypatch.setattr(watched_ggml, "PATIENCE", 1)
-    monkeypatch.setattr(watched_ggml, "main", lambda *_: time.sleep(60))
+    monkeypatch.setattr(watched_ggml, "main", lambda *_: signal.pause())
     assert "SIGALRM" in watch_there._asked("base", "cpu").refused
 
 
@@ -146,20 +146,14 @@ def started(small_model, tmp_path):
     )  # fmt: skip
     signal.signal(signal.SIGINT, heard)
     try:
-        eventually(lambda: processes_of(tmp_path / "tmp", f"{PROGRAMS.name} text"))
-        eventually(lambda: list((tmp_path / "tmp").glob("*/weight-*")))
-        time.sleep(0.3)
+        eventually(lambda: processes_of(tmp_path / "tmp", f"{PROGRAMS.name} text"), process)
+        eventually(lambda: list((tmp_path / "tmp").glob("*/weight-*")), process)
+        seen = set()  # when a third graph comes, one is there to be judged
+        eventually(lambda: seen.update((tmp_path / "tmp").glob("*/graph-*")) or len(seen) > 2, process)
         yield process, tmp_path / "tmp"
     finally:
         process.kill()
         process.communicate()
-
-
-def eventually(is_so, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def is_clean(folder):
@@ -178,6 +172,6 @@ def test_the_command_killed_leaves_nothing(started):
 def test_a_signal_is_the_programs(to, number, started):
     process, folder = started
     to(process.pid, number)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=HANG)
     assert b"graphs were judged" in errors
     eventually(lambda: is_clean(folder))

@@ -23,6 +23,7 @@ from optional import needs
 from safetensors.numpy import load_file
 from toolchains import STRICT, TOOLS, if_installed
 from typer.testing import CliRunner
+from waiting import HANG
 
 import llamadiff
 from llamadiff import Trace, UserError
@@ -109,7 +110,9 @@ def run(command, folder, script, values=b"", *, tokens=TOKENS, out="t.safetensor
     (with_inputs / "values").write_bytes(values)
     (with_inputs / "script").write_text("".join(f"{line}\n" for line in script), "utf-8")
     words = [folder / out, ",".join(map(str, tokens)), with_inputs / "values", with_inputs / "script"]
-    return subprocess.run([*command, *map(str, words)], capture_output=True, preexec_fn=limit, timeout=120, check=False)
+    return subprocess.run(
+        [*command, *map(str, words)], capture_output=True, preexec_fn=limit, timeout=HANG, check=False
+    )
 
 
 STATED = [
@@ -418,7 +421,7 @@ def test_python_needs_no_numpy():
 def node(folder, name, text):
     (folder / name).write_text(text, encoding="utf-8")
     return subprocess.run(
-        ["node", name], cwd=folder, capture_output=True, text=True, timeout=60, check=False, encoding="utf-8"
+        ["node", name], cwd=folder, capture_output=True, text=True, timeout=HANG, check=False, encoding="utf-8"
     )
 
 
@@ -478,7 +481,7 @@ def engine_trace(folder, *flags):
     writer = Path(writers.__file__).parent
     command = ["cc", "-std=c99", *STRICT, *flags, f"-I{writer}", str(PROGRAMS / "engine.c"), "-o", str(program), "-lm"]
     subprocess.run(command, check=True, capture_output=True)
-    subprocess.run([program, folder, out, *map(str, TOKENS)], check=True, timeout=60)
+    subprocess.run([program, folder, out, *map(str, TOKENS)], check=True, timeout=HANG)
     return out
 
 

@@ -17,6 +17,7 @@ import gguf
 import numpy as np
 import pytest
 from optional import needs
+from waiting import HANG
 
 from proof.strangers.model import File
 
@@ -81,7 +82,7 @@ def run(program: Program, switch: str, file: File, tokens: Sequence[int], folder
     model, dump = folder / "model.flat", folder / "taps.dump"
     model.write_bytes(b"".join(flat(file, tokens, program.raw)))
     asked = [switch] if switch and program.asked else []
-    subprocess.run([*_command(program, folder, switch), model, dump, *asked], check=True, timeout=300)
+    subprocess.run([*_command(program, folder, switch), model, dump, *asked], check=True, timeout=HANG)
     return dict(dumped(dump.read_bytes()))
 
 

@@ -148,6 +148,19 @@ def with_peak(memory_info: Any) -> Any:
     return lambda process: SimpleNamespace(**memory_info(process)._asdict(), peak_wset=memory_info(process).rss)
 
 
+def with_seen(children: Any, error: type[Exception]) -> Any:
+    """Who reads SEEN, a named pipe, reads its end when llamadiff has seen an endless sleep among its children."""
+
+    def found(process: Any, **options: Any) -> Any:
+        seen = children(process, **options)
+        with contextlib.suppress(OSError, error):  # one is gone; nobody reads it yet, or any more
+            if any(each.name() == "sleep" for each in seen):
+                os.close(os.open(os.environ["SEEN"], os.O_WRONLY | os.O_NONBLOCK))
+        return seen
+
+    return found
+
+
 def elsewhere(system: str) -> dict[str, ModuleType]:
     """The modules that llamadiff sees."""
     names = NAMES[system]
@@ -181,8 +194,10 @@ def install(system: str) -> None:
             if name in seen:
                 return seen[name]
         module = found(name, globals, *more, **options)
-        if name == "psutil" and system == "win32" and not hasattr(module, "WINDOWS_MEMORY"):
-            module.WINDOWS_MEMORY, module.Process.memory_info = True, with_peak(module.Process.memory_info)
+        if name == "psutil" and not hasattr(module, "SEEN"):
+            module.SEEN, module.Process.children = True, with_seen(module.Process.children, module.Error)
+            if system == "win32":
+                module.Process.memory_info = with_peak(module.Process.memory_info)
         return module
 
     builtins.__import__ = imported

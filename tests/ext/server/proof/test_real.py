@@ -15,6 +15,7 @@ import pytest
 from llama_server import started, started_python
 from models.options import OPTIONS
 from models.tokenized import with_tokenizer
+from waiting import HANG
 
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.judge.verdict import NOISE, RIGHT, WRONG
@@ -47,7 +48,7 @@ def others_ask(url: str, prompts: Sequence[str], clients: int = 3) -> Iterator[C
             turn += 1
             body = {"prompt": prompts[(number + turn) % len(prompts)], "n_predict": 12, "n_probs": 5}
             with urllib.request.urlopen(
-                urllib.request.Request(f"{url}/completion", json.dumps(body).encode()), timeout=60
+                urllib.request.Request(f"{url}/completion", json.dumps(body).encode()), timeout=HANG
             ) as said:
                 seen[str(said.status)] += 1
 
@@ -77,7 +78,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def judged(model: Path, url: str, prompt: str, **more: Any) -> Comparison:
-    return compare(model, Run(prompt=prompt, **more), url, How(timeout=60.0))
+    return compare(model, Run(prompt=prompt, **more), url, How(timeout=HANG))
 
 
 @pytest.mark.parametrize("flags", FLAGS)
