@@ -14,6 +14,7 @@ from faulty import BUGS
 from llamaref import Engine
 from proof.injected import INJECTIONS
 from proof.injected.base import TOKENS, Injection
+from proof.injected.runs import record_faulty
 from several import CLASSES, IN_SPANS, MATHS, ON_ONE_OP, PAIRS, faulty
 
 from llamadiff.candidates.reference import record
@@ -68,7 +69,7 @@ class Explained:
         """The comparison of a faulty run with the right one."""
         injection, model, kind = case
         path = self.small_model(model, kind)
-        faulty = record(injection.build(path), TOKENS, "my engine")
+        faulty = record_faulty(injection, path, TOKENS, len(TOKENS) - injection.decode)
         return self.judged(model, kind, faulty, injection.decode)
 
     def judged(self, model: str, kind: str, faulty: Trace, decode: int = 0, explain: float = 0.0) -> Comparison:
@@ -116,14 +117,14 @@ class Trial:
     causes: frozenset[str]
     model: str
     kind: str
-    build: Callable[[Path], Engine]
+    run: Callable[[Path], Trace]
     kept: tuple[str, ...] = ()
     bits: str = "F32"
     decode: int = 0
 
     def trouble(self, explained: Explained) -> str:
         """What is not named as it was injected, in words; empty if all is."""
-        trace = record(self.build(explained.small_model(self.model, self.kind)), TOKENS, "my engine")
+        trace = self.run(explained.small_model(self.model, self.kind))
         names = [name for name in trace if not self.kept or name.startswith(self.kept)]
         arrays = {name: np.asarray(trace[name], np.float16 if self.bits == "F16" else None) for name in names}
         given = Trace(trace.info, arrays, dict.fromkeys(names, self.bits))
@@ -133,24 +134,28 @@ class Trial:
         return "" if named >= self.causes else f"{named or 'unknown'}, nearest {nearest}"
 
 
+def _copy(build: Callable[[Path], Engine], path: Path) -> Trace:
+    """The run of a copy of the reference engine."""
+    return record(build(path), TOKENS, "my engine")
+
+
 def spans() -> Iterator[Trial]:
     """Bugs in the midst of what was not recorded: a layer, or the whole model."""
     for bug in BUGS:
         for what, kept in SPANS.items():
             if bug.name != "epsilon x10":
-                yield Trial(
-                    f"{bug.name}, {what} alone", frozenset({IN_SPANS[bug.name]}), bug.arch, "F16", bug.build, kept
-                )
+                causes, run = frozenset({IN_SPANS[bug.name]}), partial(_copy, bug.build)
+                yield Trial(f"{bug.name}, {what} alone", causes, bug.arch, "F16", run, kept)
 
 
 def pairs() -> Iterator[Trial]:
     """Two bugs at once, in different ops and on one."""
     for one, other in PAIRS:
         build = partial(faulty, classes=(CLASSES[other],), maths=MATHS[one])
-        yield Trial(f"{one} + {other}", frozenset({one, other}), "llama", "Q8_0", build)
+        yield Trial(f"{one} + {other}", frozenset({one, other}), "llama", "Q8_0", partial(_copy, build))
     for name, maths in ON_ONE_OP.items():
         build = partial(faulty, classes=(), maths=maths)
-        yield Trial(f"{name} on one op", frozenset(name.split(" + ")), "llama", "F16", build)
+        yield Trial(f"{name} on one op", frozenset(name.split(" + ")), "llama", "F16", partial(_copy, build))
 
 
 def dumps() -> Iterator[Trial]:
@@ -159,7 +164,7 @@ def dumps() -> Iterator[Trial]:
         if not (injection.harmless or injection.choice):
             yield Trial(
                 f"{injection.name}, in float16", frozenset({injection.cause}), injection.models[0], injection.kinds[0],
-                injection.build, (), "F16", injection.decode,
+                partial(record_faulty, injection), (), "F16", injection.decode,
             )  # fmt: skip
 
 

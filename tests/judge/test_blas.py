@@ -5,6 +5,7 @@ A right run is right, whatever its batches; and no bug passes for the arithmetic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 from explaining import CASES
 from llamaref import Engine
 from proof.injected.base import Injection
+from proof.injected.runs import opened
+from proof.strangers import engine as faulty
+from proof.strangers.arithmetic import Arithmetic, half
 
 from llamadiff.candidates.reference import Recorder
 from llamadiff.numerics import cpu
@@ -45,14 +49,33 @@ class WithBlas(Recorder):
         return x, *others
 
 
-def recorded(engine: Engine, batches: tuple[int, ...], build: str = X86, name: str = "llama.cpp") -> Trace:
-    recorder, count = WithBlas(batches), sum(batches)
-    tokens, positions = tuple((37 * i + 5) % 90 for i in range(count)), tuple(range(count))
-    engine.forward(tokens, positions, tap=recorder)
-    kinds = {tap: "F32" if x.dtype.kind == "f" else "I32" for tap, x in recorder.arrays.items()}
-    more = {"n_prefill": batches[0], "batches": batches} if len(batches) > 1 else {"n_prefill": count}
+def tokens_of(batches: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple((37 * i + 5) % 90 for i in range(sum(batches)))
+
+
+def recorded(engine: Engine, batches: tuple[int, ...], build: str = X86) -> Trace:
+    recorder, tokens = WithBlas(batches), tokens_of(batches)
+    engine.forward(tokens, tuple(range(len(tokens))), tap=recorder)
+    return traced(recorder.arrays, batches, build)
+
+
+def traced(taps: Mapping[str, Any], batches: tuple[int, ...], build: str = X86, name: str = "llama.cpp") -> Trace:
+    kinds = {tap: "F32" if x.dtype.kind == "f" else "I32" for tap, x in taps.items()}
+    more = {"n_prefill": batches[0], "batches": batches} if len(batches) > 1 else {"n_prefill": sum(batches)}
     said = {"name": name, "settings": {}, "build": build}
-    return Trace(Info(tokens, positions, producer=said, **more), recorder.arrays, kinds)
+    return Trace(Info(tokens_of(batches), tuple(range(sum(batches))), producer=said, **more), taps, kinds)
+
+
+def with_blas(kind: str) -> Arithmetic:
+    """The same in an engine that shares no code with the judge."""
+    rounded = {"F16": half, "Q8_0": avx_q8_0}[kind]
+    return Arithmetic("BLAS", "", activations=lambda x: rounded(x) if len(x) < 32 else x)
+
+
+def avx_q8_0(x: Any) -> Any:
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    most = np.maximum(np.abs(blocks).max(axis=-1, keepdims=True), np.float32(1e-30))
+    return (np.rint(blocks * (127 / most)) * half(most / 127)).reshape(x.shape)
 
 
 @pytest.mark.parametrize("batches", BATCHES, ids=str)
@@ -98,7 +121,7 @@ FAULTS = [
 )  # fmt: skip
 def test_a_bug_on_top_is_found(bug: Injection, kind: str, small_model):
     path, batches = small_model("llama", kind), (33, 8)
-    wrong = recorded(bug.build(path), batches, name="mine")
-    result = diff(recorded(Engine(path), batches), wrong, path)
+    taps = faulty.Engine(opened(path), with_blas(kind), bug).run(tokens_of(batches), batches=batches)
+    result = diff(recorded(Engine(path), batches), traced(taps, batches, name="mine"), path)
     assert result.verdict == "wrong"
     assert result.first_divergence.tap.partition("-")[0] in bug.words

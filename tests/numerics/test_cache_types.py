@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from functools import partial
 
+import gguf
+import numpy as np
 import pytest
 from llamaref import Engine
 from llamaref.weights import type_number
 from optional import needs_slices
 from places import ROOT
-from proof.injected.attention import quantized, rounded_cache
-from proof.injected.base import TOKENS, altered_at
+from proof.injected.attention import keeping, reading
+from proof.injected.base import TOKENS
+from proof.injected.runs import record_faulty
+from proof.strangers.engine import Bug
 
 from llamadiff.candidates.reference import record
 from llamadiff.llamacpp.settings_words import settings_of
@@ -49,19 +53,25 @@ def test_the_option_names_them_all():
 @needs_slices("explain")
 @pytest.mark.parametrize("kind", FEWER)
 def test_products_that_read_a_cache_of_fewer_bits_name_its_type(kind, small_model):
-    _assert_named(small_model, rounded_cache(partial(quantized, kind)), "cache-rounded", f"a cache of type {kind}")
+    _assert_named(small_model, reading(partial(quantized, kind)), "cache-rounded", f"a cache of type {kind}")
 
 
 @needs_slices("explain")
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_rows_of_a_cache_of_blocks_name_its_type(kind, small_model):
-    build = altered_at(["kv_k", "kv_v"], lambda x, run: quantized(kind, x))
-    _assert_named(small_model, build, "cache-rows-rounded", f"keeps its rows as {kind}")
+    _assert_named(small_model, keeping(partial(quantized, kind)), "cache-rows-rounded", f"keeps its rows as {kind}")
 
 
-def _assert_named(small_model, build, cause, says):
+def quantized(kind, x):
+    """Values through the blocks of a type."""
+    to = gguf.GGMLQuantizationType[kind]
+    rows = np.ascontiguousarray(x, np.float32).reshape(-1, x.shape[-1])
+    return gguf.quants.dequantize(gguf.quants.quantize(rows, to), to).reshape(x.shape)
+
+
+def _assert_named(small_model, edits, cause, says):
     path = small_model("llama", "F16")
-    result = diff(record(Engine(path), TOKENS, "engine"), record(build(path), TOKENS, "mine"), path)
+    result = diff(record(Engine(path), TOKENS, "engine"), record_faulty(Bug("of fewer bits", edits), path), path)
     assert (result.verdict, result.wrong) == ("noise", ())
     assert [found.causes[0].name for found in result.diagnosis] == [cause]
     assert says in result.summary

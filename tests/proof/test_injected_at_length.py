@@ -14,6 +14,7 @@ from llamadiff.trace.taps import parse
 from llamadiff.verbs.verbs import diff
 from proof.injected import INJECTIONS
 from proof.injected.base import Injection
+from proof.injected.runs import record_faulty
 
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(3, 90, 600))
 # all products are wrong; rows differ so much in size that none is clearly right for the faintest; all has 16 bits
@@ -42,7 +43,7 @@ def right(tmp_path_factory):
 @pytest.mark.parametrize("injection", WRONG, ids=lambda injection: injection.name)
 def test_an_injected_bug_is_found_at_its_tap(injection: Injection, right):
     path, run = right(injection.models[0], injection.kinds[-1])
-    found = diff(run, record(injection.build(path), TOKENS, "mine"), path, how=How(diagnose=False))
+    found = diff(run, record_faulty(injection, path, TOKENS), path, how=How(diagnose=False))
     assert found.first_divergence is not None
     first, present = parse(found.first_divergence.tap), {parse(row.tap).kind.word for row in found.rows}
     assert first.kind.word == next(word for word in injection.words if word in present)

@@ -10,9 +10,9 @@ import pytest
 from llamadiff.engines.run_spec import How
 from llamadiff.result.comparison import Comparison
 from llamadiff.verbs.verbs import diff
+from proof.injected import BUGS
 from proof.strangers import recording
 from proof.strangers.arithmetic import BY_NAME
-from proof.strangers.bugs import BUGS
 from proof.strangers.crossing import SHAPES, baseline, model_file, opened, size_of
 from proof.strangers.engine import Bug, Engine
 from proof.unlisted.bugs import TOKENS

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from explaining import INJECTED
 from llamaref import Engine
+from proof.injected.runs import opened
+from proof.strangers import engine as faulty
+from proof.strangers.arithmetic import BY_NAME
 
 from llamadiff.candidates.reference import Recorder
 from llamadiff.ext.cpus import half_sums
@@ -193,11 +196,31 @@ class OnArm(Recorder):
 
 
 def recorded(engine: Engine, prefill: int = PREFILL, build: str = M1, name: str = "llama.cpp") -> Trace:
-    recorder, positions = OnArm(prefill), tuple(range(len(TOKENS)))
-    engine.forward(TOKENS, positions, tap=recorder)
-    kinds = {tap: "F32" if x.dtype.kind == "f" else "I32" for tap, x in recorder.arrays.items()}
+    recorder = OnArm(prefill)
+    engine.forward(TOKENS, tuple(range(len(TOKENS))), tap=recorder)
+    return traced(recorder.arrays, prefill, build, name)
+
+
+def traced(taps: Any, prefill: int = PREFILL, build: str = M1, name: str = "llama.cpp") -> Trace:
+    kinds = {tap: "F32" if x.dtype.kind == "f" else "I32" for tap, x in taps.items()}
     producer = {"name": name, "settings": {}, "build": build} if build else {"name": name}
-    return Trace(Info(TOKENS, positions, prefill, None, producer, {}), recorder.arrays, kinds)
+    return Trace(Info(TOKENS, tuple(range(len(TOKENS))), prefill, None, producer, {}), taps, kinds)
+
+
+class FaultyOnArm(faulty.Engine):
+    """An engine that shares no code with the judge, on such a CPU."""
+
+    def product(self, x: Any, stem: str) -> Any:
+        router = stem == "ffn_gate_inp"  # of float32
+        return x @ self.loaded(stem).T if router else super().product(x, stem)
+
+    def multiplied(self, x: Any, w: Any) -> Any:
+        return product(x, w, len(x))
+
+    def experts(self, x: Any, stem: str, chosen: Any) -> Any:
+        w = self.loaded(stem)
+        each = [[product(x[t, n][None], w[e], 1)[0] for n, e in enumerate(row)] for t, row in enumerate(chosen)]
+        return np.array(each)
 
 
 @pytest.fixture(scope="module")
@@ -280,6 +303,7 @@ FEW = [case for place, case in enumerate(BUGS) if place % 4 == 0]
 ])  # fmt: skip
 def test_a_bug_on_such_a_cpu_is_found(injection, model, kind, right):
     path, trace = right(model)
-    result = diff(trace, recorded(injection.build(path)), path)
+    taps = FaultyOnArm(opened(path), BY_NAME["float32"], injection).run(TOKENS, PREFILL)
+    result = diff(trace, traced(taps), path)
     assert result.verdict == "wrong"
     assert result.first_divergence.tap.partition("-")[0] in injection.words

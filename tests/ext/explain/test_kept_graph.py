@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from proof.injected import INJECTIONS
 from proof.injected.base import TOKENS
+from proof.injected.runs import record_faulty
 
 from llamadiff import Trace
-from llamadiff.candidates.reference import record
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import Run
 from llamadiff.ext.graph import model as graph_model
@@ -48,7 +48,7 @@ def test_the_process_that_ran_the_model_is_asked_for_the_graph(captured, small_m
 def test_what_is_wrong_is_explained_without_llama_cpp(captured, small_model, monkeypatch):
     monkeypatch.setattr(Child, "ask", lambda *_: pytest.fail("llama.cpp was asked"))
     injection = next(each for each in INJECTIONS if each.name == "head tied")
-    faulty = record(injection.build(small_model()), captured.info.tokens, "my engine")
+    faulty = record_faulty(injection, small_model(), captured.info.tokens)
     info = captured.info
     result = diff(captured, Trace(info, {name: faulty[name] for name in faulty}, faulty.dtypes), small_model())
     assert [cause.name for cause in result.diagnosis[0].causes] == ["head-tied"]

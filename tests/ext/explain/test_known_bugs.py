@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from explaining import CASES, FLOOR, INJECTED, QUICK, Explained, name_of
-from proof.injected import INJECTIONS
+from proof.injected import ALL, INJECTIONS
 from proof.injected.base import Injection
 
 from llamadiff.ext.explain.registry import known_bugs
@@ -99,5 +99,5 @@ def test_every_known_bug_is_injected():
 
 
 def test_names_are_unique():
-    names = [injection.name for injection in INJECTIONS]
+    names = [injection.name for injection in ALL]
     assert len(set(names)) == len(names)

@@ -1,145 +1,78 @@
-"""Twelve ways in which engines with a KV cache go wrong, each as a change of the right engine."""
+"""Thirteen ways in which engines with a KV cache go wrong in batches: those of the table, or as batches have them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
-from proof.decoding.engine import Engine
-
-Array = np.ndarray
-
-
-class Restarting(Engine):
-    """Positions begin at 0 in every batch."""
-
-    def positions(self, start: int, stop: int) -> Array:
-        return np.arange(stop - start)
+from proof.decoding.engine import Generating
+from proof.injected import BUGS
+from proof.injected.base import projected
+from proof.strangers.engine import NONE, Array, Bug, Edit
 
 
-class Lagging(Engine):
-    """Positions are one behind after the first batch."""
-
-    def positions(self, start: int, stop: int) -> Array:
-        return np.arange(start, stop) - (start > 0)
+def at(change: Callable[[Generating, Array], Array]) -> dict[str, Edit]:
+    """Other positions."""
+    return {"theta": lambda e, right, p: right(change(e, p))}
 
 
-class Standing(Engine):
-    """Positions stay at the first batch's length."""
+def holding(held: Callable[[Generating], Sequence[int]]) -> dict[str, Edit]:
+    """The slots that are read after the first batch hold the rows of these tokens."""
 
-    def positions(self, start: int, stop: int) -> Array:
-        return np.arange(stop - start) + (self.first if start else 0)
+    def edit(e: Generating, right: Edit, rows: Array) -> Array:
+        return right(rows[list(held(e))] if e.start else rows)
 
-
-class OffByOne(Engine):
-    """Rows after the first batch are written one slot too far."""
-
-    def slots(self, start: int, stop: int) -> Array:
-        return np.arange(start, stop) + (start > 0)
+    return {"read_keys": edit, "read_values": edit}
 
 
-class Overwriting(Engine):
-    """All batches after the first write the same slots, and nothing beyond them is read."""
-
-    def slots(self, start: int, stop: int) -> Array:
-        return np.arange(stop - start) + (self.first if start else 0)
-
-    def seen(self, start: int, stop: int) -> int:
-        return int(self.slots(start, stop)[-1]) + 1
-
-
-class OtherLayer(Engine):
-    """The cache of the layer before is read; the first layer reads the last one's."""
-
-    def layer_read(self, layer: int) -> int:
-        return (layer or self.h.layers) - 1
+def first_rows_twice(e: Generating) -> list[int]:
+    """A batch's first row is put into the cache twice, and what is behind the last token is not read."""
+    starts = list(accumulate(e.batches[:-1], initial=0))[1:]
+    held = list(range(e.n_prefill))
+    for start, size in zip(starts, e.batches[1:], strict=True):
+        held += [start, *range(start, start + size)]
+    return held[: e.stop]
 
 
-class Blind(Engine):
-    """The last key is not seen, after the first batch."""
-
-    def seen(self, start: int, stop: int) -> int:
-        return stop - (start > 0)
-
-
-class Stuttering(Engine):
-    """A batch's first row is put into the cache twice, after the first batch."""
-
-    def slots(self, start: int, stop: int) -> Array:
-        twice = max(len(self.batches) - 1, 0)
-        return np.arange(start, stop + (start > 0)) + twice
-
-    def written(self, rows: Array) -> Array:
-        return np.concatenate([rows[:1], rows]) if self.batches else rows
+def around(e: Generating) -> list[int]:
+    """Of tokens that share one of too few slots the newest."""
+    slots = e.room - 2
+    return [slot + (e.stop - 1 - slot) // slots * slots for slot in range(min(slots, e.stop))]
 
 
-class Short(Engine):
-    """The cache has two rows too few, and begins again with the first."""
+def of_layer_before(side: str) -> Edit:
+    """The layer before is read; the first layer reads what the last one has of earlier batches."""
 
-    def slots(self, start: int, stop: int) -> Array:
-        return np.arange(start, stop) % (self.room - 2)
+    def edit(e: Generating, right: Edit, rows: Array) -> Array:
+        other = e.caches.get((side, (e.layer or e.h.layers) - 1))
+        there = np.zeros_like(rows)
+        if other is not None:
+            there[: other.shape[-1]] = e.by_token(other)
+        return right(there)
 
-    def seen(self, start: int, stop: int) -> int:
-        return min(stop, self.room - 2)
-
-
-class RotatingTwice(Engine):
-    """K is rotated, and once more as it is read."""
-
-    def keys(self, k: Array) -> Array:
-        return self.rope(k, np.arange(len(k)))
+    return edit
 
 
-class Unrotated(Engine):
-    """K is cached as it was before RoPE."""
-
-    def kept(self, k: Array, rotated: Array) -> Array:
-        return k
-
-
-class Transposing(Engine):
-    """V is kept as [head, dim, token] and read as [token, head, dim]."""
-
-    def values(self, v: Array) -> Array:
-        return np.ascontiguousarray(v.transpose(1, 2, 0)).reshape(v.shape)
-
-
-class StutteringTokens(Engine):
-    """A batch's first token is fed twice, after the first batch, and its last is not."""
-
-    def fed(self, tokens: Sequence[int], start: int) -> Sequence[int]:
-        return [tokens[0], *tokens[:-1]] if start else tokens
-
-
-ENGINES: dict[str, type[Engine]] = {
-    "none": Engine,
-    "positions restart": Restarting,
-    "positions lag": Lagging,
-    "positions stand still": Standing,
-    "rows off by one": OffByOne,
-    "rows overwritten": Overwriting,
-    "rows of another layer": OtherLayer,
-    "last key unseen": Blind,
-    "first row fed twice": Stuttering,
-    "first token fed twice": StutteringTokens,
-    "cache too short": Short,
-    "rotated twice": RotatingTwice,
-    "cached before RoPE": Unrotated,
-    "V transposed": Transposing,
-}
-NAMED = {
-    "positions restart": ("Qcur_rope", "rope-position-restarted"),
-    "positions lag": ("Qcur_rope", "rope-position-restarted"),
-    "positions stand still": ("Qcur_rope", "rope-position-restarted"),
-    "rows off by one": ("kq", "cache-row-off"),
-    "rows overwritten": ("kq", "cache-overwritten"),
-    "rows of another layer": ("kq", "cache-of-another-layer"),
-    "last key unseen": ("kq", "decode-key-unseen"),
-    "first row fed twice": ("kq", "first-row-fed-twice"),
-    "first token fed twice": ("embd", "first-row-fed-twice"),
-    "cache too short": ("kq", "cache-too-short"),
-    "rotated twice": ("kq", "cache-rotated-again"),
-    "cached before RoPE": ("kq", "cache-before-rope"),
-    "V transposed": ("kqv_out", "cache-transposed"),
-}
+# name -> what is wrong, the tap where it is, and the known bug that describes it
+KV_BUGS: dict[str, tuple[Bug, str, str]] = {
+    "positions restart": (Bug("", at(lambda e, p: p - e.start)), "Qcur_rope", "rope-position-restarted"),
+    "positions lag": (BUGS["rope: steps lag by one"], "Qcur_rope", "rope-position-restarted"),
+    "positions stand still": (Bug("", at(lambda e, p: p - e.start + (e.n_prefill if e.start else 0))), "Qcur_rope",
+                              "rope-position-restarted"),
+    "rows off by one": (BUGS["cache: steps one slot late"], "kq", "cache-row-off"),
+    "rows overwritten": (Bug("", holding(lambda e: [*range(e.n_prefill), *range(e.start, e.stop)])), "kq",
+                         "cache-overwritten"),
+    "rows of another layer": (Bug("", {"read_keys": of_layer_before("k"), "read_values": of_layer_before("v")}), "kq",
+                              "cache-of-another-layer"),
+    "last key unseen": (Bug("", holding(lambda e: range(e.stop - 1))), "kq", "decode-key-unseen"),
+    "first row fed twice": (Bug("", holding(first_rows_twice)), "kq", "first-row-fed-twice"),
+    "first token fed twice": (Bug("", {"embed": lambda e, right, t: right(np.append(t[:1], t[:-1]) if e.start else t)}),
+                              "embd", "first-row-fed-twice"),
+    "cache too short": (Bug("", holding(around)), "kq", "cache-too-short"),
+    "rotated twice": (BUGS["cache: K rotated again"], "kq", "cache-rotated-again"),
+    "cached before RoPE": (Bug("", {"key": lambda e, right, k: right(projected(e, "K"))}), "kq", "cache-before-rope"),
+    "V transposed": (BUGS["cache: V by value"], "kqv_out", "cache-transposed"),
+}  # fmt: skip
+DECODING = {"none": NONE} | {name: bug for name, (bug, _, _) in KV_BUGS.items()}

@@ -12,21 +12,25 @@ from pathlib import Path
 
 import numpy as np
 
-from proof.decoding.engine import Array, Engine, save
+from proof.strangers import recording
+from proof.strangers.arithmetic import Arithmetic
+from proof.strangers.engine import Array, Engine
 from proof.strangers.model import File, read
 
-ROOM = 512
+PLAIN = Arithmetic("float32", "scores, whose keys are of several sequences, are not recorded",
+                   unrecorded=("kq", "kq_soft_max"))  # fmt: skip
 
 
 class Stepping(Engine):
     """Steps over one cache. Its methods are what a mistake replaces."""
 
     def __init__(self, file: File) -> None:
-        super().__init__(file, ROOM)
+        super().__init__(file, PLAIN)
+        self.begin(0)
         self.slots_of: dict[int, list[int]] = {}
         self.states: dict[int, list[int]] = {}
         self.used = 0
-        self.where, self.whose, self.mine = np.zeros(0, int), [0], np.zeros(0, int)
+        self.where, self.unseen = np.zeros(0, int), np.zeros((0, 0), bool)
 
     # -- what may go wrong -----------------------------------------------------------------------------------------
 
@@ -57,32 +61,25 @@ class Stepping(Engine):
 
     def fed_to(self, tokens: Sequence[int], sequences: Sequence[int]) -> None:
         """A batch of tokens, each at the end of its sequence."""
-        self.taps, self.batches = {}, [len(tokens)]
+        self.recorded = {}
         where, seen = [], []
-        first = self.used
         for sequence in sequences:
             own = self.slots_of.setdefault(sequence, [])
             where.append(self.place(sequence, len(own)))
             own.append(self.used)
             self.used += 1
             seen.append(list(self.visible(sequence, own)))
-        self.where, self.mine = np.array(where), np.arange(first, self.used)
-        self.hidden = np.ones((len(tokens), self.used), bool)
+        self.where, self.unseen = np.array(where), np.ones((len(tokens), self.used), bool)
         for query, slots in enumerate(seen):
-            self.hidden[query, slots] = False
-        self.batch(tokens, 0)
+            self.unseen[query, slots] = False
+        self.step(tokens)
 
-    def attention(self, y: Array, i: int, start: int) -> Array:
-        d, group = self.h.dim, self.h.heads // self.h.kv_heads
-        q, k, v = (self.tap(f"{s.upper()}cur_proj-{i}", self.product(y, f"blk.{i}.attn_{s}")) for s in "qkv")
-        q, k, v = (part.reshape(len(y), -1, d) for part in (q, k, v))
-        self.k[i, self.mine], self.v[i, self.mine] = self.tap(f"Kcur_rope-{i}", self.rope(k, self.where)), v
-        q = self.tap(f"Qcur_rope-{i}", self.rope(q, self.where))
-        keys, values = (part[i, : self.used].repeat(group, axis=1) for part in (self.k, self.v))
-        x = np.where(self.hidden, -np.inf, np.einsum("qhd,khd->hqk", q, keys) / np.sqrt(d))
-        e = np.exp(x - x.max(axis=-1, keepdims=True))
-        mixed = np.einsum("hqk,khd->qhd", e / e.sum(axis=-1, keepdims=True), values).reshape(len(y), -1)
-        return self.tap(f"attn_out-{i}", self.product(self.tap(f"kqv_out-{i}", mixed), f"blk.{i}.attn_output"))
+    @property
+    def positions(self) -> Array:
+        return self.where
+
+    def hidden(self, queries: Array, keys: Array) -> Array:
+        return self.unseen
 
 
 class ForkShares(Stepping):
@@ -181,10 +178,10 @@ def carry_out(engine: Stepping, steps: Sequence[dict[str, object]], out: Path) -
         match step:
             case {"tokens": list(tokens), "sequences": list(sequences)}:
                 engine.fed_to(tokens, sequences)
-                save(out / f"{number}.safetensors", engine, tokens, len(tokens))
+                _save(out / f"{number}.safetensors", engine, tokens)
             case {"tokens": list(tokens), **rest}:
                 engine.fed_to(tokens, [int(str(rest.get("sequence", 0)))] * len(tokens))
-                save(out / f"{number}.safetensors", engine, tokens, len(tokens))
+                _save(out / f"{number}.safetensors", engine, tokens)
             case {"fork": int(source), "to": int(target)}:
                 engine.fork(source, target)
             case {"drop": int(count), "sequence": int(sequence)}:
@@ -195,6 +192,10 @@ def carry_out(engine: Stepping, steps: Sequence[dict[str, object]], out: Path) -
                 engine.restore(place, sequence)
             case {"new": int(sequence)}:
                 engine.new(sequence)
+
+
+def _save(path: Path, engine: Stepping, tokens: Sequence[int]) -> None:
+    recording.save(path, recording.without_cache(engine.taps()), tokens, name="mine", batches=[len(tokens)])
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.result.comparison import Comparison
 from llamadiff.trace.taps import parse
 from llamadiff.verbs.verbs import record
-from proof.decoding.bugs import ENGINES, NAMED
-from proof.decoding.engine import CHUNKS, PREFILL, SINGLY, save
+from proof.decoding.bugs import DECODING, KV_BUGS
+from proof.decoding.engine import CHUNKS, PREFILL, SINGLY, Generating, save
 from proof.decoding.ways import PROMPT, WAYS, Run, alone, exists
 from proof.strangers.model import read
 
@@ -21,7 +21,7 @@ HOW = (PREFILL, CHUNKS, SINGLY)
 PRODUCT = [
     pytest.param(how, bug, way, id=f"{way}-{how}-{bug}")
     for how in HOW
-    for bug in ENGINES
+    for bug in DECODING
     for way in WAYS
     if exists(how, bug)
 ]
@@ -38,7 +38,7 @@ def judged(result: Comparison, bug: str) -> None:
         assert (result.verdict, result.wrong, result.diagnosis) == ("match", (), ())
         assert result.parting is None or "which rounding decides" in result.summary  # llama.cpp rounds to eight bits
         return
-    word, cause = NAMED[bug]
+    _, word, cause = KV_BUGS[bug]
     first = result.first_divergence
     assert first is not None
     assert parse(first.tap).kind.word == word
@@ -46,7 +46,7 @@ def judged(result: Comparison, bug: str) -> None:
     assert cause in [found.name for found in result.diagnosis[0].causes]
 
 
-@pytest.mark.parametrize(("how", "bug"), [(how, bug) for how in HOW for bug in ENGINES if exists(how, bug)])
+@pytest.mark.parametrize(("how", "bug"), [(how, bug) for how in HOW for bug in DECODING if exists(how, bug)])
 def test_a_bug_is_named_by_a_trace_alone(how: str, bug: str, prompt, tmp_path: Path):
     judged(alone(Run(shipped_model(), how, bug, prompt, tmp_path)), bug)
 
@@ -68,15 +68,13 @@ def test_a_bug_is_named_on_every_way_in(how: str, bug: str, way: str, quantized:
     ["none", "rows off by one", "rows overwritten", "first row fed twice", "cache too short", "cached before RoPE"],
 )
 def test_a_recorded_cache_names_the_bug(bug: str, prompt, tmp_path: Path):
-    engine = ENGINES[bug](read(shipped_model()), len(prompt) + 4)
+    engine = Generating(read(shipped_model()), len(prompt) + 4, DECODING[bug])
     tokens = engine.generate(prompt, PREFILL, 4)
-    for i in range(engine.h.layers):
-        engine.tap(f"kv_k-{i}", engine.k[i, : len(tokens)])
-        engine.tap(f"kv_v-{i}", engine.v[i, : len(tokens)])
-    result = compare(shipped_model(), candidate=save(tmp_path / "m.safetensors", engine, tokens, len(prompt)))
+    path = save(tmp_path / "m.safetensors", engine, tokens, len(prompt), cache=True)
+    result = compare(shipped_model(), candidate=path)
     if bug == "none":
         judged(result, bug)
         return
     assert result.first_divergence is not None
     assert result.first_divergence.tap == "kv_k-0"
-    assert NAMED[bug][1] in [found.name for found in result.diagnosis[0].causes]
+    assert KV_BUGS[bug][2] in [found.name for found in result.diagnosis[0].causes]

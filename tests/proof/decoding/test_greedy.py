@@ -15,9 +15,10 @@ from llamadiff.judge.preflight.checks import tokens_apart
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.verbs import diff, record
-from proof.decoding.bugs import ENGINES
-from proof.decoding.engine import PREFILL, Engine, save
+from proof.decoding.bugs import DECODING
+from proof.decoding.engine import PREFILL, Generating, save
 from proof.decoding.ways import PROMPT
+from proof.strangers.engine import Bug
 from proof.strangers.model import read
 
 STEPS = 4
@@ -31,8 +32,8 @@ def theirs(tmp_path_factory) -> Trace:
 
 def written(path: Path, tokens: tuple[int, ...], n_prompt: int, bug: str = "none") -> Path:
     """A trace of an engine that is given all its tokens."""
-    engine: Engine = ENGINES[bug](read(shipped_model()), len(tokens))
-    engine.run(list(tokens), [n_prompt, *[1] * (len(tokens) - n_prompt)])
+    engine = Generating(read(shipped_model()), len(tokens), DECODING[bug])
+    engine.feed(tokens, [n_prompt, *[1] * (len(tokens) - n_prompt)])
     return save(path, engine, tokens, n_prompt)
 
 
@@ -67,7 +68,7 @@ def test_sampling_is_told_from_ops(theirs: Trace, tmp_path: Path):
 
 def test_wrong_ops_choose_their_own_tokens(theirs: Trace, tmp_path: Path):
     n = theirs.info.n_prefill
-    engine = ENGINES["rows of another layer"](read(shipped_model()), n + STEPS)
+    engine = Generating(read(shipped_model()), n + STEPS, DECODING["rows of another layer"])
     ids = engine.generate(theirs.info.tokens[:n], PREFILL, STEPS)
     path = save(tmp_path / "m.safetensors", engine, ids, n)
     result = compare(shipped_model(), Run(PROMPT, n_predict=STEPS), candidate=path)
@@ -113,8 +114,8 @@ def test_what_goes_on_is_no_chat_template():
 @pytest.mark.parametrize("batches", [(8, 1, 1, 1), (3, 3, 2, 1, 1, 1), (1,) * 11])
 @pytest.mark.parametrize("engine", ["numpy", "graph"])
 def test_llama_cpp_runs_the_batches_that_a_trace_states(batches, engine: str, theirs: Trace, tmp_path: Path):
-    stranger = Engine(read(shipped_model()), 11)
-    stranger.run(list(theirs.info.tokens[:11]), batches)
+    stranger = Generating(read(shipped_model()), 11)
+    stranger.feed(theirs.info.tokens[:11], batches)
     path = save(tmp_path / "m.safetensors", stranger, theirs.info.tokens[:11], 8)
     result = compare(shipped_model(), candidate=path, save=tmp_path / "kept", how=How(engine=engine))
     assert (result.verdict, result.n_prefill, result.batches) == ("match", 8, batches)
@@ -127,12 +128,9 @@ def changed(path: Path, **said: object) -> Trace:
 
 
 def test_positions_count_from_where_the_trace_says(theirs: Trace, tmp_path: Path):
-    class Further(Engine):
-        def positions(self, start: int, stop: int) -> np.ndarray:
-            return np.arange(start, stop) + 20
-
-    engine = Further(read(shipped_model()), 10)
-    engine.run(list(theirs.info.tokens[:10]), [8, 1, 1])
+    further = Bug("further", {"theta": lambda e, right, positions: right(positions + 20)})
+    engine = Generating(read(shipped_model()), 10, further)
+    engine.feed(theirs.info.tokens[:10], [8, 1, 1])
     path = save(tmp_path / "m.safetensors", engine, theirs.info.tokens[:10], 8)
     result = compare(shipped_model(), candidate=changed(path, positions=tuple(range(20, 30))))
     assert result.verdict == "match"

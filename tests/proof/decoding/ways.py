@@ -15,8 +15,8 @@ from llamadiff import compare
 from llamadiff.engines import run_spec
 from llamadiff.result.comparison import Comparison
 from llamadiff.verbs.verbs import diff, record
-from proof.decoding.bugs import ENGINES
-from proof.decoding.engine import CHUNKS, save
+from proof.decoding.bugs import DECODING
+from proof.decoding.engine import CHUNKS, Generating, save
 from proof.strangers.model import read
 
 PROMPT = "Once upon a time there was a"
@@ -44,7 +44,7 @@ class Run:
 
     @cached_property
     def _generated(self) -> tuple[Path, tuple[int, ...]]:
-        engine = ENGINES[self.bug](read(self.model), len(self.prompt) + STEPS)
+        engine = Generating(read(self.model), len(self.prompt) + STEPS, DECODING[self.bug])
         tokens = engine.generate(self.prompt, self.how, STEPS)
         return save(self.folder / "mine.safetensors", engine, tokens, len(self.prompt)), tuple(tokens)
 

@@ -1,167 +1,132 @@
-"""What an injection is, the run it is for, and how faulty engines are made."""
+"""What an injection is, the run it is for, and what several families of them have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faulty import with_maths
-from llamaref import Engine, ops
-from llamaref.config import Rope
 
-Array = Any
-Build = Callable[[Path], Engine]
+from proof.strangers.engine import Array, Bug, Edit, Engine
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 64, 5, 2, 71, 28)
 DECODE = 4  # the last tokens, of injections that only go wrong in decode steps
-PREFILL = len(TOKENS) - DECODE
 DENSE = ("llama", "qwen2", "qwen3")
 EVERY = (*DENSE, "stablelm", "moe")
+# places that not every arithmetic has: an engine that never keeps scores cannot take the softmax over the wrong axis,
+# and where the scale is folded into Q, a scale that is missing is missing in another op
+SAME = "the same"  # in other architectures it has the same name
+SCALE, SCORES, NORM_WEIGHTS, OWN_PAIRS = "scale", "scores", "norm weights", "own pairs"
 
 
 @dataclass(frozen=True)
-class Injection:
+class Injection(Bug):
     """A known mistake (``cause``) as somebody's engine would make it, on small models and types of weights.
 
     ``words`` are the taps it falsifies, first the one to be named, at ``layer`` (or outside the layers).
     ``decode``: how many of the last tokens are decode steps. A ``choice`` is legal: what it falsifies cancels.
     ``says``: of a way of computing that is no mistake, what the report says of each tap that it changes.
+    ``others``: the known bugs that describe it in architectures that llama.cpp's graph judges (proof/unseen), written
+    down from what it is, before anything was run; of none it is not asked there. ``unlike``: architectures where it is
+    no mistake, or another. Without ``models`` it is for those architectures alone.
     """
 
-    name: str
-    cause: str
-    words: tuple[str, ...]
-    build: Build
+    cause: str = ""
+    words: tuple[str, ...] = ()
     models: tuple[str, ...] = ("llama",)
     kinds: tuple[str, ...] = ("F16", "Q8_0")
     decode: int = 0
     layer: int = 0
     choice: bool = False
     says: str = ""
+    others: frozenset[str] = frozenset()
+    unlike: tuple[str, ...] = ()
 
     @property
     def harmless(self) -> bool:
         return bool(self.says)
 
 
-class Run:
-    """What a fault may know: the engine, the layer it is in, and every tap that has passed."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.layer = engine, 0
-        self.seen: dict[str, Array] = {}
-
-    def __getitem__(self, word: str) -> Array:
-        """A tap of this layer, or of none."""
-        return self.seen[word] if word in self.seen else self.seen[f"{word}-{self.layer}"]
-
-    @property
-    def layer_input(self) -> Array:
-        return self.seen["embd" if self.layer == 0 else f"l_out-{self.layer - 1}"]
-
-    def weight(self, stem: str) -> Array:
-        return self.engine.w.vector(f"blk.{self.layer}.{stem}.weight")
+def bug(
+    name: str, cause: str, words: tuple[str, ...], edits: Mapping[str, Edit] | None = None, *,
+    models: tuple[str, ...] = ("llama",), kinds: tuple[str, ...] = ("F16", "Q8_0"), decode: int = 0, layer: int = 0,
+    choice: bool = False, says: str = "", needs: Iterable[str] = (), others: str = "", unlike: tuple[str, ...] = (),
+    **faults: Edit,
+) -> Injection:  # fmt: skip
+    """An injection: ops as it has them, or values that pass taps."""
+    names = frozenset((cause if others == SAME else others).split())
+    return Injection(name, edits or {}, faults, frozenset(needs), cause, words, models, kinds, decode, layer, choice,
+                     says, names, unlike)  # fmt: skip
 
 
-Fault = Callable[[Array, Run], Array]
+def elsewhere(
+    name: str, others: str, edits: Mapping[str, Edit] | None = None, *, decode: int = 0, unlike: tuple[str, ...] = (),
+    **faults: Edit,
+) -> Injection:  # fmt: skip
+    """An injection for architectures that llama.cpp's graph judges, alone."""
+    return bug(name, "", (), edits, models=(), decode=decode, others=others, unlike=unlike, **faults)
 
 
-class _Altering:
-    """A tap before another one: it changes what passes."""
-
-    def __init__(self, inner: Any, engine: Engine, faults: dict[str, Fault]) -> None:
-        self.inner, self.run, self.faults = inner, Run(engine), faults
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def __call__(self, name: str, x: Array) -> Array:
-        word, _, layer = name.partition("-")
-        self.run.layer = int(layer or 0)
-        if word in self.faults:
-            x = np.asarray(self.faults[word](x, self.run), x.dtype)
-        self.run.seen[name] = x
-        return self.inner(name, x)
+def at(words: Iterable[str], fault: Edit) -> dict[str, Edit]:
+    return dict.fromkeys(words, fault)
 
 
-def altered(**faults: Fault) -> Build:
-    """An engine whose ops give something else: word -> fault(right result, run)."""
-
-    class Altered(Engine):
-        def forward(self, tokens: Any, positions: Any = None, cache: Any = None, tap: Any = None) -> Array:
-            return super().forward(tokens, positions, cache, _Altering(tap, self, faults))
-
-    return Altered
-
-
-def altered_at(words: Iterable[str], fault: Fault) -> Build:
-    """The same fault at several words."""
-    return altered(**dict.fromkeys(words, fault))
-
-
-def with_linear(stems: Iterable[str], fault: Callable[[Engine, Array, str], Array]) -> Build:
-    """An engine whose products with these weights are fault(engine, x, name)."""
-
-    class Linear(Engine):
-        def linear(self, x: Array, name: str, tap: Any) -> Array:
-            return fault(self, x, name) if name.rpartition(".")[2] in stems else super().linear(x, name, tap)
-
-    return Linear
-
-
-def product(engine: Engine, x: Array, name: str) -> Array:
-    """x @ W.T, without a bias."""
-    return engine.w.product(f"{name}.weight", x)
-
-
-def bias(engine: Engine, name: str) -> Array:
-    """The bias of a product; 0 if there is none."""
-    return engine.w.vector(f"{name}.bias") if f"{name}.bias" in engine.w else np.float32(0)
-
-
-def rotating(fault: Callable[[Callable[..., Array], Array, Array, Array], Array]) -> Build:
-    """An engine that rotates heads by fault(right rotation, x, cos, sin), whatever the layout."""
-
-    def faulty(right: Callable[..., Array]) -> Callable[..., Array]:
-        return lambda x, cos, sin: np.asarray(fault(right, x, cos, sin), x.dtype)
-
-    return with_maths(rope_pairs=faulty(ops.rope_pairs), rope_halves=faulty(ops.rope_halves))
-
-
-def with_rope(change: Callable[[Rope], Rope]) -> Build:
-    """An engine that takes RoPE's settings for others."""
-    return with_maths(
-        rope_angles=lambda rope, positions, factors=None: ops.rope_angles(change(rope), positions, factors)
-    )
+def wide(function: Callable[..., Array], *arrays: Array) -> Array:
+    """A function in float64."""
+    return np.asarray(function(*(array.astype(np.float64) for array in arrays)), arrays[0].dtype)
 
 
 def to_halves(x: Array) -> Array:
-    """Values of each head [..., dim] from neighbours (2i, 2i+1) to halves (i, i + dim / 2)."""
-    return x.reshape(*x.shape[:-1], -1, 2).swapaxes(-1, -2).reshape(x.shape)
+    """Values of each head [..., dim] from (2i, 2i+1) to (i, i + dim / 2)."""
+    return np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
 
 
 def to_pairs(x: Array) -> Array:
-    """Values of each head [..., dim] from halves (i, i + dim / 2) to neighbours (2i, 2i+1)."""
-    return x.reshape(*x.shape[:-1], 2, -1).swapaxes(-1, -2).reshape(x.shape)
+    out = np.empty_like(x)
+    out[..., 0::2], out[..., 1::2] = np.split(x, 2, axis=-1)
+    return out
 
 
-def round_f16(x: Array) -> Array:
-    """Through float16."""
-    with np.errstate(over="ignore"):
-        return np.asarray(x).astype(np.float16).astype(np.float32)
+def row_before(x: Array) -> Array:
+    return x[np.maximum(np.arange(len(x)) - 1, 0)]
 
 
-def round_bf16(x: Array) -> Array:
-    """Through bfloat16, nearest even."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
-    bits += 0x7FFF + ((bits >> 16) & 1)
-    return (bits & 0xFFFF0000).astype(np.uint32).view(np.float32)
+def row_late(x: Array) -> Array:
+    return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
 
 
-def rms(x: Array, eps: float) -> Array:
-    """RMSNorm without a weight."""
-    wide = np.asarray(x, np.float64)
-    return wide / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps)
+def in_other_layer(e: Engine, right: Edit, stem: str) -> Any:
+    """What an op gives in the layer after, of the last one in the one before; its own where that has no such tensor."""
+    own = e.layer
+    e.layer = own + 1 if own + 1 < e.h.layers else own - 1
+    try:
+        if e.stores(stem):
+            return right(stem)
+    finally:
+        e.layer = own
+    return right(stem)
+
+
+def swapping(one: str, other: str) -> Callable[[str], str]:
+    return lambda stem: {one: other, other: one}.get(stem, stem)
+
+
+def projected(e: Engine, side: str) -> Array:
+    """Q or K heads as they are before RoPE."""
+    word = f"{side}cur_normed" if f"{side}cur_normed-{e.layer}" in e.seen else f"{side}cur_proj"
+    return e.here(word).reshape(len(e.positions), -1, e.h.dim)
+
+
+def read_as(source: Callable[[Engine], Array | None]) -> dict[str, Edit]:
+    """Scores of other K than the cache has: source(engine) of each batch, or none where it is as it should be."""
+
+    def read_keys(e: Engine, right: Edit, rows: Array) -> Array:
+        other, place = source(e), ("read", e.layer)
+        if other is None:
+            return right(rows)
+        other = e.a.keys(other)
+        e.caches[place] = np.concatenate([e.caches[place], other]) if e.start else other
+        return right(e.caches[place])
+
+    return {"read_keys": read_keys}

@@ -2,142 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from faulty import with_maths
-from llamaref import Engine, ops
 
-from proof.injected.base import DECODE, PREFILL, TOKENS, Build, Injection
-
-KQ, KQV, SOFTMAX = ("kq",), ("kqv_out",), ("kq_soft_max",)
-COUNT = len(TOKENS)
-ROOM = 10  # rows of a cache that is too short
-Slots = Callable[[int], list[int]]  # the last token of a batch -> the token whose row is in each slot; -1: none
+from proof.injected.attention import KQ, KQV, SOFTMAX, cache_as, hiding, own_row_empty
+from proof.injected.base import DECODE, SAME, bug
+from proof.injected.rope import WORDS, turning
+from proof.strangers.engine import Array, Edit, Engine
 
 
-def _batches() -> Iterator[tuple[int, int]]:
-    yield 0, PREFILL
-    yield from ((step, step + 1) for step in range(PREFILL, COUNT))
+def slots_as(held: Callable[[int, int], Sequence[int]], prefill: bool = False) -> dict[str, Edit]:
+    """The cache's slots hold the rows of other tokens: held(tokens so far, tokens of the prefill), -1 for none."""
+
+    def edit(e: Engine, right: Edit, rows: Array) -> Array:
+        if e.start == 0 and not (prefill and len(rows) > 10):
+            return right(rows)
+        tokens = np.array(held(len(rows), e.n_prefill))
+        return right(rows[tokens] * (tokens >= 0)[:, None, None].astype(rows.dtype))
+
+    return {"read_keys": edit, "read_values": edit}
 
 
-def _held(slots: Slots, rows: Any, stop: int) -> Any:
-    """The rows that are in the slots when a batch has been written."""
-    tokens = np.array(slots(stop - 1))
-    return rows[:, tokens] * (tokens >= 0)[:, None, None].astype(rows.dtype)
+def first_layers(side: str) -> dict[str, Edit]:
+    """Every layer reads the rows of the first one that has a cache."""
+
+    def edit(e: Engine, right: Edit, rows: Array) -> Array:
+        first = e.by_token(e.caches[side, min(layer for of, layer in e.caches if of == side)])
+        return right(first if first.shape == rows.shape else rows)
+
+    return {"read_keys" if side == "k" else "read_values": edit}
 
 
-def _by_batch(slots: Slots, hidden: int = COUNT) -> Build:
-    """An engine whose batches read these slots; those from ``hidden`` on are not looked at."""
-
-    def scores(q: Any, k: Any) -> Any:
-        parts = [ops.attention_scores(q[:, a:z], _held(slots, k, z)) for a, z in _batches()]
-        return np.concatenate([np.pad(p, ((0, 0), (0, 0), (0, 0), (0, COUNT - p.shape[3]))) for p in parts], axis=2)
-
-    def values(probs: Any, v: Any) -> Any:
-        held = [(a, z, _held(slots, v, z)) for a, z in _batches()]
-        return np.concatenate([ops.attention_values(probs[:, :, a:z, : h.shape[1]], h) for a, z, h in held], axis=1)
-
-    def softmax(x: Any, scale: float, queries: Any, keys: Any) -> Any:
-        seen = np.where(np.arange(COUNT) < hidden, x, np.float32(-np.inf))
-        return ops.causal_softmax(seen, scale, queries, keys)
-
-    return with_maths(attention_scores=scores, attention_values=values, causal_softmax=softmax)
+def laid_out(rows: Array, *axes: int) -> Array:
+    """Rows in another order of axes, read as if it were the right one."""
+    return np.ascontiguousarray(rows.transpose(axes)).reshape(rows.shape)
 
 
-def _stuck(place: int) -> Slots:
-    """Every decode step writes into one slot; the others stay empty."""
-
-    def slots(last: int) -> list[int]:
-        held = [*range(min(last + 1, PREFILL)), *[-1] * (last + 1 - PREFILL)]
-        if last >= PREFILL:
-            held[place] = last
-        return held
-
-    return slots
-
-
-def _around(last: int) -> list[int]:
-    """The newest token of those that share a slot."""
-    return [slot + (last - slot) // ROOM * ROOM for slot in range(min(last + 1, ROOM))]
-
-
-def _twice(last: int) -> list[int]:
-    """Each step's row is there twice; as many slots are read as there are tokens."""
-    steps = [step for step in range(PREFILL, last + 1) for _ in range(2)]
-    return [*range(min(last + 1, PREFILL)), *steps][: last + 1]
-
-
-def _late(last: int) -> list[int]:
-    return [*range(min(last + 1, PREFILL)), -1, *range(PREFILL, last)][: last + 1]
-
-
-def _unseen(x: Any, scale: float, queries: Any, keys: Any) -> Any:
-    own = (keys[None, :] == queries[:, None]) & (queries[:, None] >= PREFILL)
-    return ops.causal_softmax(np.where(own, np.float32(-np.inf), x), scale, queries, keys)
-
-
-def _short_scores(q: Any, k: Any) -> Any:
-    """The last column of a step is not computed."""
-    scores, steps = ops.attention_scores(q, k), np.arange(PREFILL, COUNT)
-    scores[:, :, steps, steps] = 0
-    return scores
-
-
-def _of_layer_0(path: Path) -> Engine:
-    """Every layer reads the first one's rows."""
-    kept: list[Any] = []
-
-    def first(rows: Any, number: int) -> Any:
-        if len(kept) <= number:
-            kept.append(rows)
-        return kept[number]
-
-    return with_maths(
-        attention_scores=lambda q, k: ops.attention_scores(q, first(k, 0)),
-        attention_values=lambda probs, v: ops.attention_values(probs, first(v, 1)),
-    )(path)
-
-
-def _rotated_again(path: Path) -> Engine:
-    """K goes through its own rotation once more on its way to the scores."""
-    angles: list[Any] = []
-
-    def rotate(x: Any, cos: Any, sin: Any) -> Any:
-        angles[:] = [cos, sin]
-        return ops.rope_pairs(x, cos, sin)
-
-    return with_maths(
-        rope_pairs=rotate, attention_scores=lambda q, k: ops.attention_scores(q, ops.rope_pairs(k, *angles))
-    )(path)
-
-
-def _transposed(axes: tuple[int, ...]) -> Build:
-    """V is read as if it were laid out in order."""
-
-    def values(probs: Any, v: Any) -> Any:
-        parts = []
-        for a, z in _batches():
-            rows = np.ascontiguousarray(v[:, :z].transpose(axes)).reshape(v[:, :z].shape)
-            parts.append(ops.attention_values(probs[:, :, a:z, :z], rows))
-        return np.concatenate(parts, axis=1)
-
-    return with_maths(attention_values=values)
+def rotated_again(e: Engine, right: Edit, rows: Array) -> Array:
+    turns = e.h.arch.rotates and not e.latent
+    return right(e.turned(rows, *e.angles(np.arange(len(rows))), e.in_pairs) if turns else rows)
 
 
 INJECTIONS = (
-    Injection("cache: steps one slot late", "cache-row-off", KQ + KQV, _by_batch(_late), decode=DECODE),
-    Injection("cache: steps over each other", "cache-overwritten", KQ + KQV, _by_batch(_stuck(PREFILL)), decode=DECODE),
-    Injection("cache: steps over slot 0", "cache-overwritten", KQ + KQV, _by_batch(_stuck(0)), decode=DECODE),
-    Injection("cache: ten rows for twelve", "cache-too-short", KQ + SOFTMAX + KQV, _by_batch(_around, ROOM),
-              decode=DECODE),
-    Injection("cache: steps' rows twice", "first-row-fed-twice", KQ + KQV, _by_batch(_twice), decode=DECODE),
-    Injection("cache: rows of layer 0", "cache-of-another-layer", KQ + KQV, _of_layer_0, layer=1),
-    Injection("cache: steps do not count themselves", "decode-key-unseen", KQ + SOFTMAX,
-              with_maths(attention_scores=_short_scores, causal_softmax=_unseen), decode=DECODE),
-    Injection("cache: K rotated again", "cache-rotated-again", KQ, _rotated_again, decode=DECODE),
-    Injection("cache: V by head", "cache-transposed", KQV, _transposed((0, 2, 1, 3)), decode=DECODE),
-    Injection("cache: V by value", "cache-transposed", KQV, _transposed((0, 2, 3, 1)), decode=DECODE),
+    bug("rope: steps twice", "rope-twice", WORDS,
+        turning(lambda e, right, x, side: right(right(x, side) if e.start else x, side)), decode=DECODE, others=SAME),
+    bug("cache: steps one slot late", "cache-row-off", KQ + KQV,
+        slots_as(lambda n, p: [*range(p), -1, *range(p, n)][:n]), decode=DECODE),
+    bug("cache: steps over each other", "cache-overwritten", KQ + KQV,
+        slots_as(lambda n, p: [*range(p), n - 1, *[-1] * (n - 1 - p)]), decode=DECODE, others=SAME),
+    bug("cache: steps over slot 0", "cache-overwritten", KQ + KQV,
+        slots_as(lambda n, p: [n - 1, *range(1, p), *[-1] * (n - p)]), decode=DECODE, others=SAME),
+    bug("cache: steps' rows twice", "first-row-fed-twice", KQ + KQV,
+        slots_as(lambda n, p: [*range(p), *np.arange(p, n).repeat(2)][:n]), decode=DECODE),
+    bug("cache: ten rows for twelve", "cache-too-short", KQ + SOFTMAX + KQV,
+        slots_as(lambda n, p: [s + (n - 1 - s) // 10 * 10 for s in range(10)] + [-1] * (n - 10), prefill=True)
+        | hiding(lambda q, k, n: (k > q) | (k >= 10)), decode=DECODE),
+    bug("cache: rows of layer 0", "cache-of-another-layer", KQ + KQV, first_layers("k") | first_layers("v"), layer=1,
+        others=SAME),
+    bug("cache: steps do not count themselves", "decode-key-unseen", KQ + SOFTMAX,
+        {"read_keys": own_row_empty} | hiding(lambda q, k, n: (k > q) | (k == q) & (q >= n)), decode=DECODE),
+    bug("cache: K rotated again", "cache-rotated-again", KQ, {"read_keys": rotated_again}, decode=DECODE, others=SAME),
+    bug("cache: V by head", "cache-transposed", KQV, cache_as(lambda rows: laid_out(rows, 1, 0, 2), "read_values"),
+        decode=DECODE, others=SAME),
+    bug("cache: V by value", "cache-transposed", KQV, cache_as(lambda rows: laid_out(rows, 1, 2, 0), "read_values"),
+        decode=DECODE),
 )  # fmt: skip

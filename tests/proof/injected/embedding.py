@@ -1,47 +1,76 @@
-"""The embedding is read wrongly."""
+"""The embedding, learned positions and the scale of logits are read wrongly."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from llamaref import Engine
 
-from proof.injected.base import DENSE, Build, Injection, altered
+from proof.injected.base import DECODE, DENSE, SAME, bug, elsewhere
+from proof.strangers.engine import Array, Edit, Engine
 
 WORDS = ("embd",)
 
 
-def _rows(choose: Callable[[Any, int], Any], tensor: str = "token_embd.weight") -> Build:
-    """Other rows than the tokens': choose(tokens, vocabulary size)."""
-
-    class Rows(Engine):
-        def embed(self, tokens: Any) -> Any:
-            return self.w.rows(tensor, choose(tokens, self.n_vocab))[None]
-
-    return Rows
+def rows_of(choose: Callable[[Array, int], Array]) -> dict[str, Edit]:
+    return {"embed": lambda e, right, tokens: right(choose(tokens, len(e.file["token_embd.weight"])))}
 
 
-class _Transposed(Engine):
-    """Column ``token`` of the tensor taken for [embd, vocab]."""
-
-    def embed(self, tokens: Any) -> Any:
-        return self.w.whole("token_embd.weight").reshape(-1, self.n_vocab)[:, tokens].T[None]
+def table_of(e: Engine, tensor: Array, tokens: Array) -> Array:
+    return e.a.weights(tensor.astype(e.a.dtype))[tokens]
 
 
+def not_normed(e: Engine, right: Edit, x: Array, stem: str) -> Array:
+    return x if stem == "token_embd_norm" and e.h.arch.positions == "alibi" else right(x, stem)
+
+
+def learned_at(change: Callable[[Array], Array]) -> dict[str, Edit]:
+    return {"learned": lambda e, right, at: right(change(at))}
+
+
+def learned_in_steps(change: Callable[[Array, int], Array]) -> dict[str, Edit]:
+    return {"learned": lambda e, right, at: right(np.where(at < e.n_prefill, at, change(at, e.n_prefill)))}
+
+
+def with_positions(formula: Callable[[Array, Array], Array]) -> dict[str, Edit]:
+    return {"with_positions": lambda e, right, x, positions: formula(x, positions)}
+
+
+RESTARTED = "rope-position-restarted embedding-row-off"
 INJECTIONS = (
-    Injection("embedding: next row", "embedding-row-off", WORDS, _rows(lambda t, n: (t + 1) % n), DENSE),
-    Injection("embedding: row before", "embedding-row-off", WORDS, _rows(lambda t, n: (t - 1) % n)),
-    Injection("embedding: three added tokens", "embedding-row-off", WORDS, _rows(lambda t, n: (t + 3) % n)),
-    Injection("embedding: row 0 for all", "embedding-row-off", WORDS, _rows(lambda t, n: np.zeros_like(t))),
-    Injection("embedding: first token for all", "embedding-row-off", WORDS, _rows(lambda t, n: t[:1].repeat(len(t)))),
-    Injection("embedding: last token for all", "embedding-row-off", WORDS, _rows(lambda t, n: t[-1:].repeat(len(t)))),
-    Injection("embedding: head's rows", "embedding-from-head", WORDS, _rows(lambda t, n: t, "output.weight"), DENSE),
-    Injection("embedding: transposed", "embedding-transposed", WORDS, _Transposed, DENSE),
-    Injection("embedding: times sqrt(d)", "embedding-scaled", WORDS, altered(embd=lambda x, run: x * 16.0), DENSE),
-    Injection("embedding: times 12", "embedding-multiplied", WORDS, altered(embd=lambda x, run: x * 12.0), DENSE),
-    Injection("embedding: divided by sqrt(d)", "embedding-scaled", WORDS, altered(embd=lambda x, run: x / 16.0)),
-    Injection("embedding: times 0.22", "embedding-multiplied", WORDS, altered(embd=lambda x, run: x * 0.22)),
-    Injection("embedding: negated", "embedding-multiplied", WORDS, altered(embd=lambda x, run: -x)),
-)
+    bug("embedding: next row", "embedding-row-off", WORDS, rows_of(lambda t, n: (t + 1) % n), models=DENSE,
+        others=SAME),
+    bug("embedding: row before", "embedding-row-off", WORDS, rows_of(lambda t, n: (t - 1) % n)),
+    bug("embedding: three added tokens", "embedding-row-off", WORDS, rows_of(lambda t, n: (t + 3) % n), others=SAME),
+    bug("embedding: row 0 for all", "embedding-row-off", WORDS, rows_of(lambda t, n: t * 0), others=SAME),
+    bug("embedding: first token for all", "embedding-row-off", WORDS, rows_of(lambda t, n: t * 0 + t[0]), others=SAME),
+    bug("embedding: last token for all", "embedding-row-off", WORDS, rows_of(lambda t, n: t * 0 + t[-1])),
+    bug("embedding: head's rows", "embedding-from-head", WORDS,
+        {"embed": lambda e, right, t: table_of(e, e.file[f"{e.head_stem()}.weight"], t)}, models=DENSE, others=SAME),
+    bug("embedding: transposed", "embedding-transposed", WORDS,
+        {"embed": lambda e, right, t: table_of(e, e.file["token_embd.weight"].reshape(e.h.embd, -1).T, t)},
+        models=DENSE, others=SAME),
+    bug("embedding: times sqrt(d)", "embedding-scaled", WORDS, models=DENSE,
+        others="embedding-scaled multiplier-missing multiplier-other", embd=lambda e, x: x * math.sqrt(e.h.embd)),
+    bug("embedding: times 12", "embedding-multiplied", WORDS, models=DENSE, embd=lambda e, x: x * 12),
+    bug("embedding: divided by sqrt(d)", "embedding-scaled", WORDS, embd=lambda e, x: x / math.sqrt(e.h.embd)),
+    bug("embedding: times 0.22", "embedding-multiplied", WORDS, others="embedding-multiplied multiplier-other",
+        embd=lambda e, x: x * 0.22),
+    bug("embedding: negated", "embedding-multiplied", WORDS, embd=lambda e, x: -x),
+    elsewhere("embedding: its factor left out", "multiplier-missing embedding-scaled",
+              {"embedding_scale": lambda e, right: 1.0}),
+    elsewhere("embedding: not normalised", "norm-missing", {"norm": not_normed}),
+    elsewhere("positions: from 1", "embedding-row-off", learned_at(lambda at: at + 1)),
+    elsewhere("positions: from 2, as in OPT", "embedding-row-off", learned_at(lambda at: at + 2)),
+    elsewhere("positions: all 0", "embedding-row-off", learned_at(lambda at: 0 * at)),
+    elsewhere("positions: not added", "branch-missing", with_positions(lambda x, p: x)),
+    elsewhere("positions: alone", "residual-missing", with_positions(lambda x, p: p)),
+    elsewhere("positions: added twice", "residual-doubled", with_positions(lambda x, p: x + 2 * p)),
+    elsewhere("positions: restart in steps", RESTARTED, learned_in_steps(lambda at, n: at - n), decode=DECODE),
+    elsewhere("positions: steps lag by one", RESTARTED, learned_in_steps(lambda at, n: at - 1), decode=DECODE),
+    elsewhere("logits: their factor left out", "multiplier-missing", {"logit_scale": lambda e, right: 1.0}),
+    elsewhere("logits: multiplied, not divided", "multiplier-missing multiplier-other",
+              {"logit_scale": lambda e, right: 1 / right()}),
+    elsewhere("logits: halved", "product-multiplied multiplier-other", {"head": lambda e, right, y: right(y) / 2}),
+)  # fmt: skip

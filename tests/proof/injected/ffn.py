@@ -1,16 +1,15 @@
-"""Activations, residuals and the router go wrong."""
+"""Activations, residuals, the router and experts go wrong."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
-from faulty import with_maths
-from llamaref import Engine, ops
 
-from proof.injected.base import DENSE, EVERY, Build, Injection, altered, altered_at, rms
+from proof.injected.base import DENSE, EVERY, SAME, at, bug, elsewhere, row_before, wide
+from proof.strangers.arithmetic import sigmoid, silu
+from proof.strangers.engine import Array, Edit, Engine
 
 SWIGLU = ("ffn_swiglu", "ffn_moe_swiglu")
 SUMS = ("ffn_inp", "l_out")
@@ -18,164 +17,236 @@ EXPERTS = ("ffn_moe_gate", "ffn_moe_up", "ffn_moe_down")
 MOE = ("moe", "qwen3moe")
 NORM_OF = {"ffn_inp": "attn_norm", "l_out": "ffn_norm"}
 BRANCH_OF = {"ffn_inp": "attn_out", "l_out": "ffn_out"}
-_erf = np.vectorize(math.erf, otypes=[float])
+erf = np.vectorize(math.erf, otypes=[float])
 
 
-def _gated(activation: Callable[[Any], Any]) -> Build:
-    return with_maths(swiglu=lambda gate, up: np.asarray(activation(gate.astype(np.float64)) * up, gate.dtype))
+def gated_by(activation: Callable[[Array], Array]) -> dict[str, Edit]:
+    return {
+        "gated": lambda e, right, gate, up: wide(lambda g, u: activation(g) * u, gate, up),
+        "activated": lambda e, right, x: wide(activation, x),
+    }
 
 
-def _swiglu(fault: Callable[[Any, Any], Any]) -> Build:
-    return with_maths(swiglu=lambda gate, up: np.asarray(fault(gate, up), gate.dtype))
+def gelu_tanh(x: Array) -> Array:
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def _gelu(x: Any) -> Any:
-    return x * 0.5 * (1 + _erf(x / math.sqrt(2)))
+def sums_as(formula: Callable[[Array, Array], Array]) -> dict[str, Edit]:
+    """Residual connections formula(branch, residual)."""
+    return {"add": lambda e, right, branch, residual: np.asarray(formula(branch, residual), branch.dtype)}
 
 
-def _gelu_tanh(x: Any) -> Any:
-    return x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+def residual_of(source: Callable[[Engine, str], Array], words: Iterable[str] = SUMS) -> dict[str, Edit]:
+    """Residual connections with another residual."""
+
+    def fault(word: str) -> Edit:
+        return lambda e, x: e.here(BRANCH_OF[word]) + source(e, word)
+
+    return {word: fault(word) for word in words}
 
 
-def _sigmoid(x: Any) -> Any:
-    return 1 / (1 + np.exp(-x))
-
-
-def _sum(fault: Callable[[Any, Any], Any]) -> Build:
-    """Residual connections as fault(branch, residual)."""
-    return with_maths(add=lambda branch, residual: np.asarray(fault(branch, residual), branch.dtype))
-
-
-def _residual(residual: Callable[[Any, str], Any], words: tuple[str, ...] = SUMS) -> Build:
-    """Residual connections with residual(run, word) for one."""
-
-    def fault(word: str) -> Any:
-        return lambda x, run: run[BRANCH_OF[word]] + residual(run, word)
-
-    return altered(**{word: fault(word) for word in words})
-
-
-def _predecessors_input(run: Any, word: str) -> Any:
-    """What went into the layer before."""
-    return run.seen["embd" if run.layer < 2 else f"l_out-{run.layer - 2}"]
-
-
-def _sum_normed(word: str) -> Any:
+def sum_normed(word: str) -> Edit:
     """The sum through the norm that belongs to its branch."""
-    return lambda x, run: rms(x, run.engine.config.rms_eps) * run.weight(NORM_OF[word])
+    return lambda e, x: e.normalised(x) * e.file[e.name(NORM_OF[word])].astype(x.dtype)
 
 
-def _sum_normed_plainly(x: Any, run: Any) -> Any:
-    return rms(x, run.engine.config.rms_eps)
+def choosing(change: Callable[[Array, int], Array]) -> dict[str, Edit]:
+    return {"choice": lambda e, right, probs, count: np.broadcast_to(change(probs, count), (len(probs), count))}
 
 
-def _router(fault: Callable[[Any], Any]) -> Build:
-    return altered(ffn_moe_probs=lambda x, run: fault(run["ffn_moe_logits"]))
+def weighing(change: Callable[[Engine, Array, Array], Array]) -> dict[str, Edit]:
+    """Weights change(engine, probabilities, choice) of chosen experts."""
+    return {"router_weights": lambda e, right, p, chosen: np.asarray(change(e, p, chosen), p.dtype)}
 
 
-def _chosen(fault: Callable[[Any, int], Any]) -> Build:
-    """Choices fault(probabilities, how many)."""
-    return with_maths(top_k=lambda probs, k: fault(probs, k).astype(np.int32))
+def mixing(weights: Callable[[Engine, Array], Array]) -> dict[str, Edit]:
+    """The mixture with other weights."""
+    return {"weighted": lambda e, right, down, w: right(down, np.asarray(weights(e, w), w.dtype))}
 
 
-def _weights(fault: Callable[[Any, Any, Any], Any]) -> Build:
-    """Weights fault(probabilities, router scores, choices) of chosen experts."""
-    return altered(
-        ffn_moe_weights=lambda x, run: fault(run["ffn_moe_probs"], run["ffn_moe_logits"], run["ffn_moe_topk"])
-    )
+def experts_as(change: Callable[[Array, int], Array]) -> dict[str, Edit]:
+    """Other experts' matrices: change(choice, how many there are)."""
+
+    def experts(e: Engine, right: Edit, x: Array, stem: str, chosen: Array) -> Array:
+        return right(x, stem, np.broadcast_to(change(chosen, len(e.matrix(stem))), chosen.shape))
+
+    return {"experts": experts}
 
 
-def _mixture(weights: Callable[[Any], Any]) -> Build:
-    return altered(ffn_out=lambda x, run: (run["ffn_moe_down"] * weights(run)[..., None]).sum(axis=-2))
+def residual_as(source: Callable[[Engine, Array], Array]) -> dict[str, Edit]:
+    """Residual connections with source(engine, right residual)."""
+    return {"add": lambda e, right, branch, residual: right(branch, source(e, residual))}
 
 
-def _experts(change: Callable[[Any, int], Any]) -> Build:
-    """Experts change(chosen [b, t, used], how many there are) in the products."""
-
-    class Experts(Engine):
-        def experts(self, x: Any, name: str, chosen: Any, tap: Any) -> Any:
-            return super().experts(x, name, change(chosen, self.config.n_expert), tap)
-
-    return Experts
+def normed_residual(e: Engine, residual: Array) -> Array:
+    """Through the norm that its branch begins with: attention's, or the FFN's."""
+    stem = e.h.arch.norms[residual is not e.residual]
+    return e.norm(residual, stem) if e.stores(stem) else residual
 
 
+def clamped_by(limit: float, alpha: float, one: float) -> dict[str, Edit]:
+    """The clamped SwiGLU with other constants."""
+    return {"clamped": lambda e, right, gate, up: right(gate, up, limit, alpha, one)}
+
+
+def beside(fault: Callable[[Array, Array, Array], Array]) -> dict[str, Edit]:
+    """Attention, FFN and residual of a layer that has both side by side."""
+    return {"beside": lambda e, right, attended, x: fault(attended, e.fed_forward(e.side_norm(x)), x)}
+
+
+def one_norm(e: Engine, right: Edit, x: Array, stem: str) -> Array:
+    """Attention's norm serves the FFN too."""
+    return right(x, e.h.arch.norms[0] if e.h.arch.parallel and stem == e.h.arch.norms[1] else stem)
+
+
+def of_the_best(e: Engine, right: Edit, logits: Array) -> Array:
+    """A softmax of the chosen experts' scores, none for others."""
+    least = np.sort(logits, axis=-1)[:, -e.h.used][:, None]
+    return e.softmax(np.where(logits < least, logits.dtype.type(-np.inf), logits))
+
+
+def share_of_all(e: Engine, right: Edit, logits: Array) -> Array:
+    """The chosen experts' shares of a softmax over all."""
+    total = np.exp(e.here("ffn_moe_logits").astype(np.float64)).sum(axis=-1, keepdims=True)
+    return (np.exp(logits) / total).astype(logits.dtype)
+
+
+def biased_weights(e: Engine, right: Edit, probs: Array, chosen: Array) -> Array:
+    """The bias that only the choice should have is in the weights."""
+    return right(probs + e.choice_bias() if e.stores("exp_probs_b", "bias") else probs, chosen)
+
+
+def shared_as(formula: Callable[[Array, Array], Array]) -> dict[str, Edit]:
+    return {"with_shared": lambda e, right, routed, shared: formula(routed, shared)}
+
+
+NOT_NORMALISED = "router-other-gate router-not-normalised"
 INJECTIONS = (
-    Injection("GELU", "activation-other", SWIGLU, _gated(_gelu), EVERY),
-    Injection("GELU by tanh", "activation-other", SWIGLU, _gated(_gelu_tanh), DENSE),
-    Injection("quick GELU", "activation-other", SWIGLU, _gated(lambda x: x * _sigmoid(1.702 * x)), DENSE),
-    Injection("ReLU", "activation-other", SWIGLU, _gated(lambda x: np.maximum(x, 0)), ("llama", "moe")),
-    Injection("sigmoid", "activation-other", SWIGLU, _gated(_sigmoid), ("llama", "moe")),
-    Injection("tanh", "activation-other", SWIGLU, _gated(np.tanh)),
-    Injection("no activation", "activation-missing", SWIGLU, _swiglu(lambda g, u: g * u), EVERY),
-    Injection("activation of up", "activation-of-up", SWIGLU, _swiglu(lambda g, u: g * ops.silu(u)), EVERY),
-    Injection("activation of the product", "activation-of-up", SWIGLU, _swiglu(lambda g, u: ops.silu(g * u)), DENSE),
-    Injection("no up", "up-missing", SWIGLU, _swiglu(lambda g, u: ops.silu(g)), EVERY),
-    Injection("no gate", "up-missing", SWIGLU, _swiglu(lambda g, u: u), DENSE),
-    Injection("gate plus up", "up-missing", SWIGLU, _swiglu(lambda g, u: ops.silu(g) + u), DENSE),
-    Injection("no residual", "residual-missing", SUMS, _sum(lambda b, r: b), EVERY),
-    Injection("no residual after the FFN", "residual-missing", SUMS[1:],
-              altered(l_out=lambda x, run: run["ffn_out"])),
-    Injection("no branch", "branch-missing", SUMS, _sum(lambda b, r: r), EVERY),
-    Injection("no attention", "branch-missing", SUMS[:1], altered(ffn_inp=lambda x, run: run.layer_input)),
-    Injection("residual twice", "residual-doubled", SUMS, _sum(lambda b, r: b + 2 * r), DENSE),
-    Injection("branch twice", "residual-doubled", SUMS, _sum(lambda b, r: 2 * b + r), DENSE),
-    Injection("branch subtracted", "residual-doubled", SUMS, _sum(lambda b, r: r - b), DENSE),
-    Injection("residual subtracted", "residual-doubled", SUMS, _sum(lambda b, r: b - r), DENSE),
-    Injection("residual normed", "residual-normed", SUMS, _residual(lambda run, word: run[NORM_OF[word]]), EVERY),
-    Injection("residual normed in place before the FFN", "residual-normed", SUMS[1:],
-              _residual(lambda run, word: run["ffn_norm"], SUMS[1:])),
-    Injection("residual from before attention", "residual-elsewhere", SUMS[1:],
-              _residual(lambda run, word: run.layer_input, SUMS[1:]), DENSE),
-    Injection("residual from the layer before", "residual-elsewhere", SUMS[:1],
-              _residual(_predecessors_input, SUMS[:1]), DENSE, layer=1),
-    Injection("residual from the embedding", "residual-elsewhere", SUMS[1:],
-              _residual(lambda run, word: run["embd"], SUMS[1:]), DENSE),
-    Injection("residuals from the embedding", "residual-elsewhere", SUMS[::-1],
-              _residual(lambda run, word: run["embd"])),
-    Injection("sum normed", "branch-normed", SUMS,
-              altered(ffn_inp=_sum_normed("ffn_inp"), l_out=_sum_normed("l_out")), DENSE),
-    Injection("sum normed without weight", "branch-normed", SUMS, altered_at(SUMS, _sum_normed_plainly)),
-    Injection("branch by 0.22", "residual-multiplied", SUMS, _sum(lambda b, r: np.float32(0.22) * b + r), DENSE),
-    Injection("residual by 0.5", "residual-multiplied", SUMS, _sum(lambda b, r: b + np.float32(0.5) * r), DENSE),
-    Injection("router: sigmoid", "router-other-gate", ("ffn_moe_probs",), _router(_sigmoid), MOE),
-    Injection("router: nothing", "router-other-gate", ("ffn_moe_probs",), _router(lambda x: x), MOE),
-    Injection("router: worst experts", "router-other-choice", ("ffn_moe_topk",),
-              _chosen(lambda p, k: np.argsort(p, axis=-1)[..., :k]), MOE),
-    Injection("router: first experts", "router-other-choice", ("ffn_moe_topk",),
-              _chosen(lambda p, k: np.broadcast_to(np.arange(k), (*p.shape[:-1], k))), MOE),
-    Injection("router: last experts", "router-other-choice", ("ffn_moe_topk",),
-              _chosen(lambda p, k: np.broadcast_to(np.arange(p.shape[-1])[-k:], (*p.shape[:-1], k))), ("moe",)),
-    Injection("router: order of numbers", "router-other-order", ("ffn_moe_topk",),
-              _chosen(lambda p, k: np.sort(ops.top_k(p, k), axis=-1)), MOE,
-              says="chooses the right experts, in the order of their numbers"),
-    Injection("router: best last", "router-other-order", ("ffn_moe_topk",),
-              _chosen(lambda p, k: ops.top_k(p, k)[..., ::-1]), MOE, says="chooses the right experts, worst first"),
-    Injection("router: weights of the first", "router-weights-wrong", ("ffn_moe_weights",),
-              _weights(lambda p, x, c: p[..., : c.shape[-1]]), MOE),
-    Injection("router: scores for weights", "router-weights-wrong", ("ffn_moe_weights",),
-              _weights(lambda p, x, c: np.take_along_axis(x, c, -1)), MOE),
-    Injection("router: equal weights", "router-weights-wrong", ("ffn_moe_weights",),
-              _weights(lambda p, x, c: np.full(c.shape, 1 / c.shape[-1])), MOE),
-    Injection("router: weights in the other order", "router-weights-wrong", ("ffn_moe_weights",),
-              _weights(lambda p, x, c: np.take_along_axis(p, c, -1)[..., ::-1]), MOE),
-    Injection("router: weights not normalised", "router-not-normalised", ("ffn_moe_weights_norm",),
-              with_maths(normalize_weights=lambda w: w), MOE),
-    Injection("router: weights through a softmax", "router-not-normalised", ("ffn_moe_weights_norm",),
-              with_maths(normalize_weights=ops.softmax), MOE),
-    Injection("mixture: sum", "mixture-wrong", ("ffn_out",),
-              _mixture(lambda run: np.ones_like(run["ffn_moe_weights"])), MOE),
-    Injection("mixture: mean", "mixture-wrong", ("ffn_out",),
-              _mixture(lambda run: np.full_like(run["ffn_moe_weights"], 0.5)), ("moe",)),
-    Injection("mixture: weights not normalised", "mixture-wrong", ("ffn_out",),
-              _mixture(lambda run: run["ffn_moe_weights"]), MOE),
-    Injection("mixture: weights in the other order", "mixture-wrong", ("ffn_out",),
-              _mixture(lambda run: run["ffn_moe_weights_norm"][..., ::-1]), ("moe",)),
-    Injection("experts: next one's matrices", "experts-mixed-up", EXPERTS, _experts(lambda c, n: (c + 1) % n), MOE),
-    Injection("experts: second's for the first", "experts-mixed-up", EXPERTS, _experts(lambda c, n: c[..., ::-1]), MOE),
-    Injection("experts: by place", "experts-mixed-up", EXPERTS,
-              _experts(lambda c, n: np.broadcast_to(np.arange(c.shape[-1]), c.shape)), MOE),
-    Injection("experts: first token's", "experts-mixed-up", EXPERTS,
-              _experts(lambda c, n: np.broadcast_to(c[:, :1], c.shape)), MOE),
-    Injection("experts: token before's", "experts-mixed-up", EXPERTS,
-              _experts(lambda c, n: c[:, np.maximum(np.arange(c.shape[1]) - 1, 0)]), ("moe",)),
+    bug("GELU", "activation-other", SWIGLU, gated_by(lambda x: x / 2 * (1 + erf(x / math.sqrt(2)))), models=EVERY,
+        others=SAME),
+    bug("GELU by tanh", "activation-other", SWIGLU, gated_by(gelu_tanh), models=DENSE, others=SAME),
+    bug("quick GELU", "activation-other", SWIGLU, gated_by(lambda x: x * sigmoid(1.702 * x)), models=DENSE,
+        others=SAME),
+    bug("ReLU", "activation-other", SWIGLU, gated_by(lambda x: np.maximum(x, 0)), models=("llama", "moe"), others=SAME),
+    bug("sigmoid", "activation-other", SWIGLU, gated_by(sigmoid), models=("llama", "moe"), others=SAME),
+    bug("tanh", "activation-other", SWIGLU, gated_by(np.tanh), others=SAME),
+    bug("no activation", "activation-missing", SWIGLU, gated_by(lambda x: x), models=EVERY, others=SAME),
+    bug("activation of up", "activation-of-up", SWIGLU, {"gated": lambda e, right, gate, up: right(up, gate)},
+        models=EVERY, others="activation-of-up gate-up-swapped"),
+    bug("activation of the product", "activation-of-up", SWIGLU,
+        {"gated": lambda e, right, gate, up: e.activated(gate * up)}, models=DENSE, others=SAME, unlike=("gpt-oss",)),
+    bug("no up", "up-missing", SWIGLU, {"gated": lambda e, right, gate, up: e.activated(gate)}, models=EVERY,
+        others=SAME, unlike=("gpt-oss",)),
+    bug("no gate", "up-missing", SWIGLU, {"gated": lambda e, right, gate, up: up}, models=DENSE, others=SAME),
+    bug("gate plus up", "up-missing", SWIGLU, {"gated": lambda e, right, gate, up: e.activated(gate) + up},
+        models=DENSE, others=SAME, unlike=("gpt-oss",)),
+    bug("no residual", "residual-missing", SUMS, sums_as(lambda b, r: b), models=EVERY, others=SAME),
+    bug("no residual after the FFN", "residual-missing", SUMS[1:], l_out=lambda e, x: e.here("ffn_out")),
+    bug("no branch", "branch-missing", SUMS, sums_as(lambda b, r: r), models=EVERY, others=SAME),
+    bug("no attention", "branch-missing", SUMS[:1], ffn_inp=lambda e, x: e.layer_input()),
+    bug("residual twice", "residual-doubled", SUMS, sums_as(lambda b, r: b + 2 * r), models=DENSE, others=SAME),
+    bug("branch twice", "residual-doubled", SUMS, sums_as(lambda b, r: 2 * b + r), models=DENSE,
+        others="residual-doubled multiplier-other"),
+    bug("branch subtracted", "residual-doubled", SUMS, sums_as(lambda b, r: r - b), models=DENSE, others=SAME),
+    bug("residual subtracted", "residual-doubled", SUMS, sums_as(lambda b, r: b - r), models=DENSE),
+    bug("residual normed", "residual-normed", SUMS, residual_as(normed_residual), models=EVERY, others=SAME),
+    bug("residual normed in place before the FFN", "residual-normed", SUMS[1:],
+        **residual_of(lambda e, word: e.here("ffn_norm"), SUMS[1:])),
+    bug("residual from before attention", "residual-elsewhere", SUMS[1:], residual_as(lambda e, r: e.residual),
+        models=DENSE, others=SAME),
+    bug("residual from the layer before", "residual-elsewhere", SUMS[:1], models=DENSE, layer=1,
+        **residual_of(lambda e, word: e.layer_input(e.layer - 1), SUMS[:1])),
+    bug("residual from the embedding", "residual-elsewhere", SUMS[1:], models=DENSE,
+        **residual_of(lambda e, word: e.here("embd"), SUMS[1:])),
+    bug("residuals from the embedding", "residual-elsewhere", SUMS[::-1], residual_as(lambda e, r: e.here("embd")),
+        others=SAME),
+    bug("sum normed", "branch-normed", SUMS, models=DENSE, ffn_inp=sum_normed("ffn_inp"), l_out=sum_normed("l_out")),
+    bug("sum normed without weight", "branch-normed", SUMS, others=SAME, unlike=("gpt2", "bloom", "falcon"),
+        **at(SUMS, lambda e, x: e.normalised(x))),
+    bug("branch by 0.22", "residual-multiplied", SUMS, sums_as(lambda b, r: b * b.dtype.type(0.22) + r), models=DENSE,
+        others="residual-multiplied multiplier-other multiplier-missing"),
+    bug("residual by 0.5", "residual-multiplied", SUMS, sums_as(lambda b, r: b + r * b.dtype.type(0.5)), models=DENSE,
+        others=SAME),
+    bug("router: sigmoid", "router-other-gate", ("ffn_moe_probs",), {"router_probs": lambda e, right, x: sigmoid(x)},
+        models=MOE, others=SAME),
+    bug("router: nothing", "router-other-gate", ("ffn_moe_probs",), {"router_probs": lambda e, right, x: x}, models=MOE,
+        others=SAME, unlike=("deepseek2",)),
+    bug("router: worst experts", "router-other-choice", ("ffn_moe_topk",),
+        choosing(lambda p, n: np.argsort(p, axis=-1)[:, :n]), models=MOE, others=SAME),
+    bug("router: first experts", "router-other-choice", ("ffn_moe_topk",), choosing(lambda p, n: np.arange(n)),
+        models=MOE, others=SAME),
+    bug("router: last experts", "router-other-choice", ("ffn_moe_topk",),
+        choosing(lambda p, n: np.arange(p.shape[-1])[-n:]), models=("moe",)),
+    bug("router: weights of the first", "router-weights-wrong", ("ffn_moe_weights",),
+        weighing(lambda e, p, chosen: p[:, : chosen.shape[1]]), models=MOE, others=SAME),
+    bug("router: scores for weights", "router-weights-wrong", ("ffn_moe_weights",),
+        weighing(lambda e, p, chosen: np.take_along_axis(e.here("ffn_moe_logits"), chosen, -1)), models=MOE),
+    bug("router: equal weights", "router-weights-wrong", ("ffn_moe_weights",),
+        weighing(lambda e, p, chosen: np.full(chosen.shape, 1 / chosen.shape[1])), models=MOE, others=SAME),
+    bug("router: weights in the other order", "router-weights-wrong", ("ffn_moe_weights",),
+        weighing(lambda e, p, chosen: np.take_along_axis(p, chosen, -1)[:, ::-1]), models=MOE, others=SAME),
+    bug("router: weights not normalised", "router-not-normalised", ("ffn_moe_weights_norm",),
+        {"summing_to_one": lambda e, right, w: w}, models=MOE, others=SAME),
+    bug("router: weights through a softmax", "router-not-normalised", ("ffn_moe_weights_norm",),
+        {"summing_to_one": lambda e, right, w: e.softmax(w)}, models=MOE, others=SAME),
+    bug("mixture: sum", "mixture-wrong", ("ffn_out",), mixing(lambda e, w: np.ones_like(w)), models=MOE, others=SAME),
+    bug("mixture: mean", "mixture-wrong", ("ffn_out",), mixing(lambda e, w: np.full_like(w, 1 / w.shape[-1])),
+        models=("moe",), others=SAME),
+    bug("mixture: weights not normalised", "mixture-wrong", ("ffn_out",),
+        mixing(lambda e, w: e.here("ffn_moe_weights")), models=MOE),
+    bug("mixture: weights in the other order", "mixture-wrong", ("ffn_out",), mixing(lambda e, w: w[:, ::-1]),
+        models=("moe",), others=SAME),
+    bug("experts: next one's matrices", "experts-mixed-up", EXPERTS, experts_as(lambda chosen, n: (chosen + 1) % n),
+        models=MOE, others=SAME),
+    bug("experts: second's for the first", "experts-mixed-up", EXPERTS, experts_as(lambda chosen, n: chosen[:, ::-1]),
+        models=MOE, others=SAME),
+    bug("experts: by place", "experts-mixed-up", EXPERTS, experts_as(lambda chosen, n: np.arange(chosen.shape[1])),
+        models=MOE, others=SAME),
+    bug("experts: first token's", "experts-mixed-up", EXPERTS, experts_as(lambda chosen, n: chosen[:1]), models=MOE,
+        others=SAME),
+    bug("experts: token before's", "experts-mixed-up", EXPERTS, experts_as(lambda chosen, n: row_before(chosen)),
+        models=("moe",)),
+    bug("router: order of numbers", "router-other-order", ("ffn_moe_topk",),
+        {"choice": lambda e, right, probs, count: np.sort(right(probs, count), axis=-1)}, models=MOE,
+        says="chooses the right experts, in the order of their numbers"),
+    bug("router: best last", "router-other-order", ("ffn_moe_topk",),
+        {"choice": lambda e, right, probs, count: right(probs, count)[:, ::-1]}, models=MOE,
+        says="chooses the right experts, worst first"),
+    elsewhere("SiLU", "activation-other", gated_by(silu)),
+    elsewhere("ReLU's square", "activation-other", gated_by(lambda x: np.maximum(x, 0) ** 2)),
+    elsewhere("halves of gate and up swapped", "activation-of-up gate-up-swapped",
+              {"halves": lambda e, right, both: right(both)[::-1]}),
+    elsewhere("halves of gate and up interleaved", "activation-of-up gate-up-swapped qkv-split",
+              {"halves": lambda e, right, both: (both[:, 0::2], both[:, 1::2])}),
+    elsewhere("clamped SwiGLU: not clamped", "activation-other clamp-missing", clamped_by(1e30, 1.702, 1.0)),
+    elsewhere("clamped SwiGLU: alpha 1", "activation-other", clamped_by(7.0, 1.0, 1.0)),
+    elsewhere("clamped SwiGLU: one not added", "activation-other", clamped_by(7.0, 1.702, 0.0)),
+    elsewhere("branches' factor left out", "multiplier-missing", {"residual_scale": lambda e, right: 1.0}),
+    elsewhere("side by side: no residual", "residual-missing", beside(lambda a, f, x: a + f)),
+    elsewhere("side by side: no attention", "branch-missing", beside(lambda a, f, x: f + x)),
+    elsewhere("side by side: no FFN", "branch-missing residual-missing", beside(lambda a, f, x: a + x)),
+    elsewhere("side by side: residual twice", "residual-doubled", beside(lambda a, f, x: a + f + 2 * x)),
+    elsewhere("side by side: one norm", "norm-other-weight", {"norm": one_norm}),
+    elsewhere("router: softmax", "router-other-gate", {"router_probs": lambda e, right, x: e.softmax(x)}),
+    elsewhere("router: softmax of the chosen", "router-other-gate", {"router_probs": of_the_best},
+              unlike=("deepseek2",)),
+    elsewhere("router: softmax of all for that of the chosen", NOT_NORMALISED, {"of_chosen": share_of_all}),
+    elsewhere("router: sigmoid of the chosen", NOT_NORMALISED, {"of_chosen": lambda e, right, x: sigmoid(x)}),
+    elsewhere("router: scores of the chosen for weights", NOT_NORMALISED, {"of_chosen": lambda e, right, x: x}),
+    elsewhere("router: first token's experts", "router-other-choice",
+              choosing(lambda p, n: np.argsort(-p, axis=-1)[:1, :n])),
+    elsewhere("router: groups ignored", "router-other-choice",
+              {"in_groups": lambda e, right, scores: e.tap("ffn_moe_probs_masked", scores)}),
+    elsewhere("router: bias of the choice left out", "bias-missing", {"choice_bias": lambda e, right: 0 * right()}),
+    elsewhere("router: bias of the choice in the weights", "router-weights-wrong",
+              {"router_weights": biased_weights}),
+    elsewhere("router: weights' factor left out", "multiplier-missing", {"weights_scale": lambda e, right: 1.0}),
+    elsewhere("router: weights' factor twice", "multiplier-missing",
+              {"weights_scale": lambda e, right: right() ** 2}),
+    elsewhere("mixture: best alone", "mixture-wrong", mixing(lambda e, w: w * (np.arange(w.shape[-1]) < 1))),
+    elsewhere("experts: halves of gate and up swapped", "gate-up-swapped",
+              {"expert_halves": lambda e, right, both: right(both)[::-1]}),
+    elsewhere("shared expert left out", "shared-expert-missing", shared_as(lambda routed, shared: routed)),
+    elsewhere("shared expert alone", "branch-missing residual-missing", shared_as(lambda routed, shared: shared)),
+    elsewhere("shared expert twice", "residual-doubled", shared_as(lambda routed, shared: routed + 2 * shared)),
 )  # fmt: skip

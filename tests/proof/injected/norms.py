@@ -6,177 +6,145 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from faulty import with_maths
-from llamaref import Engine, ops
 
-from proof.injected.base import Build, Injection, altered, rms
+from proof.injected.base import NORM_WEIGHTS, SAME, SCALE, bug, elsewhere, in_other_layer, read_as, swapping
+from proof.strangers.arithmetic import half
+from proof.strangers.engine import Array, Edit, Engine
 
 NORMS = ("attn_norm", "ffn_norm", "result_norm", "Qcur_normed", "Kcur_normed")
 QK = ("Qcur_normed", "Kcur_normed")
+QK_NORMS = ("attn_q_norm", "attn_k_norm")
 BOTH = ("llama", "qwen3", "stablelm")  # RMSNorm, that of heads, LayerNorm
 WITH_QK = ("qwen3", "qwen3moe")
 
 
-def _square(x: Any) -> Any:
-    return np.mean(x * x, axis=-1, keepdims=True)
+def mean_square(x: Array) -> Array:
+    return np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True)
 
 
-def _norms(fault: Callable[[Any, Any, float], Any]) -> Build:
-    """Both kinds of norm by fault(x or x - mean, weight, epsilon); LayerNorm's bias is added after it."""
-
-    def layer(x: Any, weight: Any, bias: Any, eps: float) -> Any:
-        wide = x.astype(np.float64)
-        y = fault(wide - wide.mean(axis=-1, keepdims=True), weight, eps)
-        return np.asarray(y if bias is None else y + bias, x.dtype)
-
-    return with_maths(
-        rms_norm=lambda x, weight, eps: np.asarray(fault(x.astype(np.float64), weight, eps), x.dtype), layer_norm=layer
-    )
+def root(formula: Callable[[Array, float, int], Array]) -> dict[str, Edit]:
+    """Norms that divide by formula(mean square, epsilon, channels)."""
+    return {"root": lambda e, right, x: formula(mean_square(x), e.epsilon(), x.shape[-1])}
 
 
-def _epsilon(change: Callable[[float], float]) -> Build:
-    return _norms(lambda x, w, eps: x / np.sqrt(_square(x) + change(eps)) * w)
+def half_sum(square: Array, eps: float, n: int) -> Array:
+    return np.sqrt(half(square * n) / n + eps)
 
 
-def _weight(change: Callable[[Any], Any]) -> Build:
-    return _norms(lambda x, w, eps: x / np.sqrt(_square(x) + eps) * change(w))
+def weight_as(change: Callable[[Array], Array]) -> dict[str, Edit]:
+    return {"weighed": lambda e, right, y, weight, bias: right(y, change(weight), bias)}
 
 
-def _renamed(change: Callable[[str], str]) -> Build:
-    """Norms by the weight (and bias) of another name."""
+def norms_renamed(change: Callable[[str], str], *ops: str) -> dict[str, Edit]:
+    """Norms by the weight, and the bias, of another one."""
 
-    class Renamed(Engine):
-        def norm(self, x: Any, name: str) -> Any:
-            return super().norm(x, change(name))
+    def renamed(e: Engine, right: Edit, stem: str) -> Any:
+        other = change(stem) if "norm" in stem else stem
+        return right(other if e.stores(other) else stem)
 
-        def layer_norm(self, x: Any, name: str) -> Any:
-            return super().layer_norm(x, change(name))
-
-    return Renamed
+    return dict.fromkeys(ops or ("norm_weight", "bias"), renamed)
 
 
-def _swapped(one: str, other: str) -> Build:
-    def change(name: str) -> str:
-        head, _, stem = name.rpartition(".")
-        return ".".join(part for part in (head, {one: other, other: one}.get(stem, stem)) if part)
-
-    return _renamed(change)
+def norms_of_other_layer(e: Engine, right: Edit, stem: str) -> Any:
+    other = "norm" in stem and stem not in ("output_norm", "token_embd_norm")
+    return in_other_layer(e, right, stem) if other else right(stem)
 
 
-def _next_layer(name: str) -> str:
-    return name.replace(".0.", ".?.").replace(".1.", ".0.").replace(".?.", ".1.")
+def left_out(*stems: str) -> dict[str, Edit]:
+    return {"norm": lambda e, right, x, stem: x if stem in stems else right(x, stem)}
 
 
-def _without(*ends: str) -> Build:
-    """An engine that leaves out the norms whose names end so."""
-
-    class Without(Engine):
-        def norm(self, x: Any, name: str) -> Any:
-            return x if name.endswith(ends) else super().norm(x, name)
-
-        def layer_norm(self, x: Any, name: str) -> Any:
-            return x if name.endswith(ends) else super().layer_norm(x, name)
-
-    return Without
+def swapped_in_layer(e: Engine, right: Edit, stem: str) -> Any:
+    """Attention's weight for the FFN's, and the other way round."""
+    other = swapping(*e.h.arch.norms)(stem)
+    return right(other if e.stores(other) else stem)
 
 
-def _by_attentions_weight(x: Any, run: Any) -> Any:
-    bias = run.engine.w.vector(f"blk.{run.layer}.ffn_norm.bias")
-    return ops.layer_norm(run["ffn_inp"], run.weight("attn_norm"), bias, run.engine.config.norm_eps)
+def plain_heads(e: Engine, side: str) -> Array:
+    return e.here(f"{side}cur_proj").reshape(len(e.positions), -1, e.h.dim)
 
 
-def _mean_subtracted(x: Any, weight: Any, eps: float) -> Any:
-    return ops.layer_norm(x, weight, None, eps)
+def norm_after_rope(e: Engine, right: Edit, x: Array, stem: str) -> Array:
+    sides = {"attn_q_norm": "Q", "attn_k_norm": "K"}
+    return right(e.rotated(x, sides[stem]), stem) if stem in sides else right(x, stem)
 
 
-def _mean_kept(x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    y = ops.rms_norm(x, weight, eps)
-    return y if bias is None else y + bias
+def over_all_heads(e: Engine, right: Edit, x: Array) -> Array:
+    if x.ndim < 3:
+        return right(x)
+    return np.sqrt(mean_square(x).mean(axis=1, keepdims=True) + e.epsilon())
 
 
-def _no_bias(x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    return ops.layer_norm(x, weight, None, eps)
+def if_normed(change: Callable[[Engine], Array]) -> Edit:
+    """Where the model has norms of heads."""
+    return lambda e, right, x: right(change(e) if e.stores("attn_q_norm") else x)
 
 
-def _half_sum(x: Any, weight: Any, eps: float) -> Any:
-    """The sum of squares has its place in a float16."""
-    with np.errstate(over="ignore"):
-        total = np.sum(x * x, axis=-1, keepdims=True).astype(np.float16).astype(np.float64)
-    return x / np.sqrt(total / x.shape[-1] + eps) * weight
-
-
-def _whole_row(x: Any, weight: Any, eps: float) -> Any:
-    """Heads [..., head, dim] share one mean square."""
-    if x.ndim < 4:
-        return ops.rms_norm(x, weight, eps)
-    merged = x.reshape(*x.shape[:-2], -1)
-    return np.asarray(rms(merged, eps).reshape(x.shape) * weight, x.dtype)
-
-
-class _RopeFirst(Engine):
-    """Q and K are rotated, and then normalised: attention takes the norm's result."""
-
-    def forward(self, tokens: Any, positions: Any = None, cache: Any = None, tap: Any = None) -> Any:
-        cos, sin = self.ops.rope_angles(self.config.rope, np.asarray(positions))
-        rotated: dict[str, Any] = {}
-
-        def normed(side: str) -> Any:
-            def fault(x: Any, run: Any) -> Any:
-                projected = run[f"{side}cur_proj"].reshape(x.shape)
-                rotated[side] = ops.rope_halves(projected, cos, sin)
-                stem = f"attn_{side.lower()}_norm"
-                return ops.rms_norm(rotated[side], run.weight(stem), self.config.rms_eps)
-
-            return fault
-
-        engine = altered(
-            Qcur_normed=normed("Q"), Kcur_normed=normed("K"),
-            Qcur_rope=lambda x, run: rotated["Q"], Kcur_rope=lambda x, run: rotated["K"],
-            kq=lambda x, run: ops.attention_scores(run["Qcur_normed"], run["Kcur_normed"]),
-        )(self.w)  # fmt: skip
-        return engine.forward(tokens, positions, cache, tap)
-
-
+ROPE_FIRST: dict[str, Edit] = {
+    "norm": norm_after_rope,
+    "rotated_both": lambda e, right, q, k: (
+        right(plain_heads(e, "Q"), plain_heads(e, "K")) if e.stores("attn_q_norm") else right(q, k)
+    ),
+    "query": if_normed(lambda e: e.here("Qcur_normed")),
+    **read_as(lambda e: e.here("Kcur_normed") if e.stores("attn_q_norm") else None),
+}
 INJECTIONS = (
-    Injection("norm: epsilon times 10", "norm-epsilon", NORMS, _epsilon(lambda eps: eps * 10), BOTH),
-    Injection("norm: epsilon 1e-6 for 1e-5", "norm-epsilon", NORMS, _epsilon(lambda eps: 1e-6), BOTH),
-    Injection("norm: epsilon 1e-8 for 1e-6", "norm-epsilon", NORMS, _epsilon(lambda eps: 1e-8), ("llama-faint",)),
-    Injection("norm: epsilon outside the root", "norm-epsilon-outside", NORMS,
-              _norms(lambda x, w, eps: x / (np.sqrt(_square(x)) + eps) * w), BOTH),
-    Injection("norm: no epsilon", "norm-epsilon-missing", NORMS, _epsilon(lambda eps: 0.0), BOTH),
-    Injection("norm: no weight", "norm-weight-missing", NORMS, _weight(lambda w: 1.0), (*BOTH, "moe")),
-    Injection("norm: weight twice", "norm-weight-twice", NORMS, _weight(lambda w: w * w), BOTH),
-    Injection("norm: weight plus one", "norm-weight-plus-one", NORMS, _weight(lambda w: w + 1.0), BOTH),
-    Injection("norm: weight minus one", "norm-weight-minus-one", NORMS, _weight(lambda w: w - 1.0), BOTH),
-    Injection("norm: attention's and FFN's weights swapped", "norm-other-weight", ("attn_norm", "ffn_norm"),
-              _swapped("attn_norm", "ffn_norm"), BOTH),
-    Injection("norm: attention's weight for the FFN's, with its bias right", "norm-other-weight", ("ffn_norm",),
-              altered(ffn_norm=_by_attentions_weight), ("stablelm",)),
-    Injection("norm: next layer's weight", "norm-other-weight", NORMS[:2] + QK, _renamed(_next_layer), BOTH),
-    Injection("norm: last layer's weight for the final norm", "norm-other-weight", ("result_norm",),
-              _renamed(lambda name: "blk.1.ffn_norm" if name == "output_norm" else name), BOTH),
-    Injection("norm: Q's and K's weights swapped", "norm-other-weight", QK,
-              _swapped("attn_q_norm", "attn_k_norm"), WITH_QK),
-    Injection("norm: LayerNorm for RMSNorm", "norm-mean-subtracted", NORMS,
-              with_maths(rms_norm=_mean_subtracted), ("llama", "qwen3")),
-    Injection("norm: RMSNorm for LayerNorm", "norm-mean-kept", NORMS,
-              with_maths(layer_norm=_mean_kept), ("stablelm",)),
-    Injection("norm: LayerNorm without bias", "norm-bias-missing", NORMS,
-              with_maths(layer_norm=_no_bias), ("stablelm",)),
-    Injection("norm: sum for mean", "norm-sum-for-mean", NORMS,
-              _norms(lambda x, w, eps: x / np.sqrt(_square(x) * x.shape[-1] + eps) * w), BOTH),
-    Injection("norm: no root", "norm-no-root", NORMS, _norms(lambda x, w, eps: x / (_square(x) + eps) * w), BOTH),
-    Injection("norm: none at all", "norm-missing", NORMS, _without("norm"), BOTH),
-    Injection("norm: none before the FFN", "norm-missing", ("ffn_norm",), _without("ffn_norm"), BOTH),
-    Injection("norm: none at the end", "norm-missing", ("result_norm",), _without("output_norm"), BOTH),
-    Injection("norm: none of Q and K", "norm-missing", QK, _without("q_norm", "k_norm"), WITH_QK),
-    Injection("norm: sum overflows", "norm-overflow", NORMS, _norms(_half_sum), ("llama-large",)),
-    Injection("norm: sum overflows in some rows", "norm-overflow", NORMS, _norms(_half_sum), ("llama-uneven",)),
-    Injection("norm: epsilon in float16", "norm-epsilon-in-half", NORMS,
-              _epsilon(lambda eps: float(np.float16(eps))), ("llama-faint",)),
-    Injection("norm: epsilon lost in float16", "norm-epsilon-in-half", NORMS,
-              _epsilon(lambda eps: float(np.float16(eps))), ("llama-faintest",)),
-    Injection("QK-norm after RoPE", "qk-norm-after-rope", (*QK, "Qcur_rope", "Kcur_rope", "kq"),
-              _RopeFirst, WITH_QK),
-    Injection("QK-norm of all heads at once", "qk-norm-whole-row", QK, with_maths(rms_norm=_whole_row), WITH_QK),
+    bug("norm: epsilon times 10", "norm-epsilon", NORMS, {"epsilon": lambda e, right: right() * 10}, models=BOTH),
+    bug("norm: epsilon 1e-6 for 1e-5", "norm-epsilon", NORMS, {"epsilon": lambda e, right: 1e-6}, models=BOTH),
+    bug("norm: epsilon 1e-8 for 1e-6", "norm-epsilon", NORMS, {"epsilon": lambda e, right: 1e-8},
+        models=("llama-faint",)),
+    bug("norm: epsilon outside the root", "norm-epsilon-outside", NORMS,
+        root(lambda square, eps, n: np.sqrt(square) + eps), models=BOTH, others=SAME),
+    bug("norm: no epsilon", "norm-epsilon-missing", NORMS, {"epsilon": lambda e, right: 0.0}, models=BOTH, others=SAME),
+    bug("norm: no weight", "norm-weight-missing", NORMS, weight_as(np.ones_like), models=(*BOTH, "moe"),
+        needs=(NORM_WEIGHTS,), others=SAME),
+    bug("norm: weight twice", "norm-weight-twice", NORMS, weight_as(lambda w: w * w), models=BOTH,
+        needs=(NORM_WEIGHTS,), others=SAME),
+    bug("norm: weight plus one", "norm-weight-plus-one", NORMS, weight_as(lambda w: w + 1), models=BOTH,
+        needs=(NORM_WEIGHTS,), others=SAME),
+    bug("norm: weight minus one", "norm-weight-minus-one", NORMS, weight_as(lambda w: w - 1), models=BOTH,
+        needs=(NORM_WEIGHTS,), others=SAME),
+    bug("norm: attention's and FFN's weights swapped", "norm-other-weight", ("attn_norm", "ffn_norm"),
+        dict.fromkeys(("norm_weight", "bias"), swapped_in_layer), models=BOTH, needs=(NORM_WEIGHTS,), others=SAME),
+    bug("norm: attention's weight for the FFN's, with its bias right", "norm-other-weight", ("ffn_norm",),
+        norms_renamed(lambda stem: "attn_norm" if stem == "ffn_norm" else stem, "norm_weight"), models=("stablelm",),
+        needs=(NORM_WEIGHTS,)),
+    bug("norm: next layer's weight", "norm-other-weight", NORMS[:2] + QK,
+        dict.fromkeys(("norm_weight", "bias"), norms_of_other_layer), models=BOTH, needs=(NORM_WEIGHTS,), others=SAME),
+    bug("norm: last layer's weight for the final norm", "norm-other-weight", ("result_norm",),
+        norms_renamed(lambda stem: "ffn_norm" if stem == "output_norm" else stem), models=BOTH, needs=(NORM_WEIGHTS,)),
+    bug("norm: Q's and K's weights swapped", "norm-other-weight", QK, norms_renamed(swapping(*QK_NORMS)),
+        models=WITH_QK, others=SAME),
+    bug("norm: LayerNorm for RMSNorm", "norm-mean-subtracted", NORMS,
+        {"centred": lambda e, right, x: x - x.mean(axis=-1, keepdims=True)}, models=("llama", "qwen3"), others=SAME),
+    bug("norm: RMSNorm for LayerNorm", "norm-mean-kept", NORMS, {"centred": lambda e, right, x: x},
+        models=("stablelm",), others=SAME),
+    bug("norm: LayerNorm without bias", "norm-bias-missing", NORMS,
+        {"weighed": lambda e, right, y, weight, bias: right(y, weight, None)}, models=("stablelm",), others=SAME),
+    bug("norm: sum for mean", "norm-sum-for-mean", NORMS, root(lambda square, eps, n: np.sqrt(square * n + eps)),
+        models=BOTH, others=SAME),
+    bug("norm: no root", "norm-no-root", NORMS, root(lambda square, eps, n: square + eps), models=BOTH, others=SAME),
+    bug("norm: none at all", "norm-missing", NORMS, {"norm": lambda e, right, x, stem: x}, models=BOTH, others=SAME),
+    bug("norm: none before the FFN", "norm-missing", ("ffn_norm",), left_out("ffn_norm"), models=BOTH, others=SAME,
+        unlike=("gpt-oss",)),
+    bug("norm: none at the end", "norm-missing", ("result_norm",), left_out("output_norm"), models=BOTH, others=SAME),
+    bug("norm: none of Q and K", "norm-missing", QK, left_out(*QK_NORMS), models=WITH_QK, others=SAME),
+    bug("norm: sum overflows", "norm-overflow", NORMS, root(half_sum), models=("llama-large",)),
+    bug("norm: sum overflows in some rows", "norm-overflow", NORMS, root(half_sum), models=("llama-uneven",)),
+    bug("norm: epsilon in float16", "norm-epsilon-in-half", NORMS,
+        {"epsilon": lambda e, right: float(np.float16(right()))}, models=("llama-faint",)),
+    bug("norm: epsilon lost in float16", "norm-epsilon-in-half", NORMS,
+        {"epsilon": lambda e, right: float(np.float16(right()))}, models=("llama-faintest",)),
+    bug("QK-norm after RoPE", "qk-norm-after-rope", (*QK, "Qcur_rope", "Kcur_rope", "kq"), ROPE_FIRST, models=WITH_QK,
+        needs=(SCALE,), others=SAME),
+    bug("QK-norm of all heads at once", "qk-norm-whole-row", QK, {"root": over_all_heads}, models=WITH_QK, others=SAME),
+    elsewhere("norm: epsilon times 100", "norm-epsilon", {"epsilon": lambda e, right: right() * 100}),
+    elsewhere("norm: epsilon 0.001", "norm-epsilon", {"epsilon": lambda e, right: 1e-3}),
+    elsewhere("norm: weight alone", "norm-missing", {"normalised": lambda e, right, x: x}),
+    elsewhere("norm: none behind attention", "norm-missing", left_out("post_attention_norm")),
+    elsewhere("norm: none behind the FFN", "norm-missing", left_out("post_ffw_norm")),
+    elsewhere("norm: none of latent rows", "norm-missing", left_out("attn_kv_a_norm")),
+    elsewhere("norm: none of the state's output", "norm-missing", left_out("ssm_norm")),
+    elsewhere("norm: those before and behind swapped", "norm-other-weight", norms_renamed(lambda stem: swapping(
+        "attn_norm", "post_attention_norm")(swapping("ffn_norm", "post_ffw_norm")(stem)))),
 )  # fmt: skip

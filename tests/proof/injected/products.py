@@ -6,22 +6,24 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from llamaref import Engine, ops
 
 from proof.injected.base import (
     DENSE,
     EVERY,
-    Build,
-    Injection,
-    altered,
-    bias,
-    product,
-    round_bf16,
-    round_f16,
+    OWN_PAIRS,
+    SAME,
+    SCALE,
+    bug,
+    elsewhere,
+    in_other_layer,
+    row_before,
+    row_late,
+    swapping,
     to_halves,
     to_pairs,
-    with_linear,
 )
+from proof.strangers.arithmetic import bfloat, eight, eight_with_zero, half
+from proof.strangers.engine import Array, Edit, Engine
 
 QKV = ("Qcur_proj", "Kcur_proj", "Vcur_proj")
 QK, Q, V = QKV[:2], QKV[:1], QKV[2:]
@@ -31,295 +33,286 @@ DENSE_FFN = ("ffn_gate", "ffn_up", "ffn_out")
 PRODUCTS = (*QKV, "attn_out", "ffn_moe_logits", *EXPERTS, *DENSE_FFN, *HEAD)
 QKV_STEMS = ("attn_q", "attn_k", "attn_v")
 FFN_STEMS = ("ffn_gate", "ffn_up", "ffn_down")
-STEMS = (*QKV_STEMS, "attn_output", *FFN_STEMS, "ffn_gate_inp", "output")
+EXPERT_STEMS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps")
+INTO = (*QKV_STEMS, "attn_qkv", "attn_q_a", "attn_kv_a_mqa", "ssm_in", "shortconv.in_proj")  # into attention, or as it
+OUT_OF = ("ffn_down", "attn_output", "ssm_out", "shortconv.out_proj")
+INTO_FFN = ("ffn_gate", "ffn_up", "ffn_gate_shexp", "ffn_up_shexp")
 
 
-def _renamed(change: Callable[[str, str], str], biases: bool = True) -> Build:
-    """Products with the weight that change(prefix, stem) names, and with its bias or with the right one."""
+def bias_as(stems: Iterable[str], change: Callable[[Array], Array | None]) -> dict[str, Edit]:
+    stems = tuple(stems)
 
-    def fault(name: str) -> str:
-        prefix, _, stem = name.rpartition(".")
-        return change(prefix, stem) if prefix else name
+    def biased(e: Engine, right: Edit, stem: str) -> Array | None:
+        b = right(stem)
+        return b if b is None or stem not in stems else change(b)
 
-    class Renamed(Engine):
-        def linear(self, x: Any, name: str, tap: Any) -> Any:
-            other = fault(name)
-            return super().linear(x, other, tap) if biases else product(self, x, other) + bias(self, name)
-
-        def experts(self, x: Any, name: str, chosen: Any, tap: Any) -> Any:
-            return super().experts(x, fault(name), chosen, tap)
-
-    return Renamed
+    return {"bias": biased}
 
 
-def _swapped(one: str, other: str, biases: bool = True) -> Build:
-    swap = {one: other, other: one}
-    return _renamed(lambda prefix, stem: f"{prefix}.{swap.get(stem, stem)}", biases)
+def other_layers(stems: Iterable[str], *ops: str) -> dict[str, Edit]:
+    """These tensors of the other layer."""
+    stems = tuple(stems)
+
+    def other(e: Engine, right: Edit, stem: str) -> Any:
+        return in_other_layer(e, right, stem) if stem in stems else right(stem)
+
+    return dict.fromkeys(ops or ("matrix", "bias", "factor"), other)
 
 
-def _next_layer(*stems: str, biases: bool = True) -> Build:
-    other = {"blk.0": "blk.1", "blk.1": "blk.0"}
-    return _renamed(lambda prefix, stem: f"{other[prefix] if stem in stems else prefix}.{stem}", biases)
+def renamed(change: Callable[[str], str], *ops: str) -> dict[str, Edit]:
+    """The tensors of another name, where there are such."""
+
+    def other(e: Engine, right: Edit, stem: str) -> Any:
+        return right(change(stem) if e.stores(change(stem)) else stem)
+
+    return dict.fromkeys(ops or ("matrix", "bias", "factor"), other)
 
 
-def _transposed(engine: Engine, x: Any, name: str) -> Any:
-    n_out, n_in = engine.w.shape(f"{name}.weight")
-    return x @ engine.w.whole(f"{name}.weight").reshape(n_in, n_out) + bias(engine, name)
+def transposed(stems: Iterable[str] = ()) -> dict[str, Edit]:
+    """Matrices read as if they were stored [in, out]: all, or some."""
+    stems = tuple(stems)
+
+    def matrix(e: Engine, right: Edit, stem: str) -> Array:
+        w = right(stem)
+        return w.reshape(w.shape[::-1]).T if w.ndim == 2 and (stem in stems or not stems) else w
+
+    return {"matrix": matrix}
 
 
-def _bias(stems: Iterable[str], change: Callable[[Engine, str], Any]) -> Build:
-    """Products with change(engine, name) for a bias."""
-    return with_linear(stems, lambda m, x, name: product(m, x, name) + change(m, name))
+def split_as(order: str) -> dict[str, Edit]:
+    """The fused product taken for parts in another order."""
+
+    def split(e: Engine, right: Edit, y: Array) -> Any:
+        sizes = {"q": e.h.heads * e.h.dim, "k": e.kv_heads * e.h.dim, "v": e.kv_heads * e.h.dim}
+        edges = np.cumsum([sizes[part] for part in order])[:-1]
+        parts = dict(zip(order, np.split(y, edges, axis=-1), strict=True))
+        return right(np.concatenate([parts[part] for part in "qkv"], axis=-1))
+
+    return {"split": split}
 
 
-def _other_layers_bias(engine: Engine, name: str) -> Any:
-    return bias(engine, name.translate(str.maketrans("01", "10")))
+def head_by_head(e: Engine, right: Edit, y: Array) -> Any:
+    """Every KV head's queries, its key and its value side by side."""
+    groups = y.reshape(len(y), e.kv_heads, -1, e.h.dim)
+    parts = groups[:, :, :-2], groups[:, :, -2], groups[:, :, -1]
+    return right(np.concatenate([part.reshape(len(y), -1) for part in parts], axis=-1))
 
 
-def _bias_of(swap: dict[str, str]) -> Callable[[Engine, str], Any]:
-    def change(engine: Engine, name: str) -> Any:
-        prefix, _, stem = name.rpartition(".")
-        return bias(engine, f"{prefix}.{swap[stem]}")
+def rows_permuted(stems: Iterable[str], change: Callable[[Array], Array], bias: bool = True) -> dict[str, Edit]:
+    """Rows of a matrix permuted within each head, and its bias if that goes with it."""
+    stems = tuple(stems)
 
-    return change
+    def finished(e: Engine, right: Edit, y: Array, stem: str) -> Array:
+        if stem not in stems or not e.h.arch.rotates:
+            return right(y, stem)
+        y = right(y, stem) if bias else y
+        y = change(y.reshape(len(y), -1, e.h.dim)).reshape(y.shape)
+        return y if bias else right(y, stem)
 
-
-def _split(part: Callable[[Any, Any], tuple[Any, Any, Any]]) -> Build:
-    """An engine that splits the fused product [b, t, (q, k, v)] into part(fused, config)."""
-
-    class Split(Engine):
-        def projections(self, x: Any, i: int, tap: Any) -> list[Any]:
-            parts = part(self.linear(x, f"blk.{i}.attn_qkv", tap), self.config)
-            return [y + bias(self, f"blk.{i}.{stem}") for y, stem in zip(parts, QKV_STEMS, strict=True)]
-
-    return Split
+    return {"finished": finished}
 
 
-def _in_order(order: str) -> Build:
-    """Parts of the right sizes, taken from the fused product in another order."""
-
-    def part(fused: Any, c: Any) -> tuple[Any, Any, Any]:
-        sizes = {"q": c.n_head * c.head_k, "k": c.n_head_kv * c.head_k, "v": c.n_head_kv * c.head_v}
-        parts = np.split(fused, np.cumsum([sizes[letter] for letter in order])[:-1], axis=-1)
-        found = dict(zip(order, parts, strict=True))
-        return found["q"], found["k"], found["v"]
-
-    return _split(part)
+def head_of(rows: Callable[[Engine, Array], Array]) -> dict[str, Edit]:
+    return {"head": lambda e, right, y: right(rows(e, y))}
 
 
-def _head_by_head(fused: Any, c: Any) -> tuple[Any, Any, Any]:
-    """Every KV head has its query heads, its key and its value side by side."""
-    b, t, _ = fused.shape
-    groups = fused.reshape(b, t, c.n_head_kv, -1, c.head_k)
-    q, k, v = groups[..., :-2, :], groups[..., -2:-1, :], groups[..., -1:, :]
-    return q.reshape(b, t, -1), k.reshape(b, t, -1), v.reshape(b, t, -1)
+def capped(cap: float) -> Edit:
+    return lambda e, x: cap * np.tanh(x / cap)
 
 
-def _permuted(change: Callable[[Any], Any], stems: Iterable[str], with_bias: bool = True) -> Build:
-    """Rows of W (and of the bias) permuted within each head."""
-
-    def fault(engine: Engine, x: Any, name: str) -> Any:
-        y, b = product(engine, x, name), bias(engine, name)
-        heads = (*y.shape[:-1], -1, engine.config.head_k)
-        y = y + b if with_bias else y
-        y = change(y.reshape(heads)).reshape(y.shape)
-        return y if with_bias else y + b
-
-    return with_linear(stems, fault)
+def rotated_v(e: Engine, v: Array) -> Array:
+    return e.rotated(v.reshape(len(v), -1, e.h.dim), "V").reshape(v.shape) if e.h.arch.rotates else v
 
 
-class _QkvOfResidual(Engine):
-    """Q, K and V are made of what goes into the norm."""
+def product_of(stems: str | Iterable[str], source: Callable[[Engine], Array]) -> dict[str, Edit]:
+    """The product with weights, of another tensor of the same width."""
+    stems = (stems,) if isinstance(stems, str) else tuple(stems)
 
-    def norm(self, x: Any, name: str) -> Any:
-        if name.endswith("attn_norm"):
-            self.residual = x
-        return super().norm(x, name)
+    def product(e: Engine, right: Edit, x: Array, stem: str) -> Array:
+        other = source(e) if stem in stems else x
+        return right(other.reshape(x.shape) if other.size == x.size else x, stem)
 
-    def layer_norm(self, x: Any, name: str) -> Any:
-        if name.endswith("attn_norm"):
-            self.residual = x
-        return super().layer_norm(x, name)
-
-    def qkv(self, x: Any, i: int, tap: Any) -> tuple[Any, Any, Any]:
-        return super().qkv(self.residual, i, tap)
+    return {"product": product}
 
 
-def _product_of(stem: str, word: str) -> Callable[[Any, Any], Any]:
-    """The product with a weight of the layer, of another tap."""
-
-    def fault(x: Any, run: Any) -> Any:
-        name, source = f"blk.{run.layer}.{stem}", run.layer_input if word == "input" else run[word]
-        source = source.reshape(*x.shape[:2], -1)
-        return product(run.engine, source, name) + bias(run.engine, name)
-
-    return fault
+def without_product(stem: str) -> dict[str, Edit]:
+    return {"product": lambda e, right, x, name: x if name == stem else right(x, name)}
 
 
-def _logits_of(row: Callable[[Any, Any], Any]) -> Build:
-    """Logits of row(normalised rows [b, t, embd], run)."""
-    return altered(result_output=lambda x, run: product(run.engine, row(run["result_norm"], run), "output"))
+def times(stem: str, factor: float) -> dict[str, Edit]:
+    """What is made with one weight, times a factor."""
+
+    def finished(e: Engine, right: Edit, y: Array, name: str) -> Array:
+        y = right(y, name)
+        return y * y.dtype.type(factor) if name == stem and e.stores(stem) else y
+
+    return {"finished": finished}
 
 
-def _rope_on_v(x: Any, run: Any) -> Any:
-    c = run.engine.config
-    rotate = ops.rope_pairs if run.engine.config.traits.rope_pairs else ops.rope_halves
-    cos, sin = ops.rope_angles(c.rope, np.arange(x.shape[1]))
-    return rotate(x.reshape(*x.shape[:2], -1, c.head_v), cos, sin).reshape(x.shape)
+def biases_as(change: Callable[[Array], Array | None]) -> dict[str, Edit]:
+    """Those of all products but experts'."""
+
+    def biased(e: Engine, right: Edit, stem: str) -> Array | None:
+        b = right(stem)
+        return b if b is None or not of_product(stem) else change(b)
+
+    return {"bias": biased}
 
 
-def _capped(cap: float) -> Build:
-    return altered(result_output=lambda x, run: cap * np.tanh(x / cap))
+def biases_of_other_layer(e: Engine, right: Edit, stem: str) -> Array | None:
+    here = not of_product(stem) or right(stem) is None
+    return right(stem) if here else in_other_layer(e, right, stem)
 
 
-def _eight_bits(x: Any, block: int, to_whole: Callable[[Any], Any] = np.rint) -> Any:
-    """Whole numbers up to 127 and a float32 scale for every ``block`` values (0: for a row)."""
-    blocks = x.reshape(*x.shape[:-1], -1, block or x.shape[-1])
-    scale = np.maximum(np.abs(blocks).max(axis=-1, keepdims=True), 1e-30) / 127
-    return np.asarray(to_whole(blocks / scale) * scale, np.float32).reshape(x.shape)
+def of_product(stem: str) -> bool:
+    """Whether a bias is that of a product, and not of experts."""
+    return "norm" not in stem and not stem.endswith(("_exps", "exp_probs_b", "ssm_conv1d", "ssm_dt"))
 
 
-def _with_zero_point(x: Any) -> Any:
-    """256 steps from a row's least value to its greatest."""
-    least, greatest = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
-    step = np.maximum((greatest - least) / 255, 1e-30)
-    return np.asarray(np.rint((x - least) / step) * step + least, np.float32)
-
-
-def _scales(ignored: str) -> Build:
-    class Unscaled(Engine):
-        def scale(self, name: str) -> Any:
-            return None if ignored in name else super().scale(name)
-
-    return Unscaled
-
-
-def _activations(rounded: Callable[[Any], Any]) -> Build:
-    return with_linear(STEMS, lambda m, x, name: product(m, rounded(x), name) + bias(m, name))
-
-
-def _weights(rounded: Callable[[Any], Any]) -> Build:
-    def fault(engine: Engine, x: Any, name: str) -> Any:
-        w = f"{name}.weight"
-        return engine.w.product(w, x, decode=lambda rows: rounded(engine.w.decode_rows(w, rows))) + bias(engine, name)
-
-    return with_linear(STEMS, fault)
-
-
-def _times(word: str, factor: float) -> Build:
-    return altered(**{word: lambda x, run: x * np.float32(factor)})
+def rounding(rounded: Callable[[Array], Array]) -> dict[str, Edit]:
+    """Products of activations in fewer bits; experts' are as they should be."""
+    return {"multiplied": lambda e, right, x, w: right(rounded(x), w)}
 
 
 INJECTIONS = (
-    Injection("bias: none on Q, K, V", "bias-missing", QKV,
-              _bias(QKV_STEMS, lambda m, n: 0), ("qwen2", "llama-biased")),
-    Injection("scale: ignored in attention", "weight-scale-ignored", ("attn_out",), _scales(".attn_"),
-              ("llama-scaled",)),
-    Injection("scale: ignored in the FFN", "weight-scale-ignored", DENSE_FFN, _scales(".ffn_"), ("llama-scaled",)),
-    Injection("bias: none on V", "bias-missing", V, _bias(["attn_v"], lambda m, n: 0), ("qwen2",)),
-    Injection("bias: none after attention", "bias-missing", ("attn_out",),
-              _bias(["attn_output"], lambda m, n: 0), ("llama-biased",)),
-    Injection("bias: none in the FFN", "bias-missing", DENSE_FFN, _bias(FFN_STEMS, lambda m, n: 0), ("llama-biased",)),
-    Injection("bias: none on the head", "bias-missing", HEAD, _bias(["output"], lambda m, n: 0),
-              ("qwen2-head-biased",)),
-    Injection("bias: twice", "bias-wrong", QKV, _bias(QKV_STEMS, lambda m, n: 2 * bias(m, n)), ("qwen2",)),
-    Injection("bias: subtracted", "bias-wrong", QKV, _bias(QKV_STEMS, lambda m, n: -bias(m, n)), ("qwen2",)),
-    Injection("bias: K's and V's swapped", "bias-wrong", QKV[1:],
-              _bias(QKV_STEMS[1:], _bias_of({"attn_k": "attn_v", "attn_v": "attn_k"})), ("qwen2", "llama-biased")),
-    Injection("bias: other layer's", "bias-wrong", QKV, _bias(QKV_STEMS, _other_layers_bias), ("qwen2",)),
-    Injection("bias: twice in the FFN", "bias-wrong", DENSE_FFN,
-              _bias(FFN_STEMS, lambda m, n: 2 * bias(m, n)), ("llama-biased",)),
-    Injection("transposed: all", "weight-transposed", PRODUCTS, with_linear(STEMS, _transposed), DENSE),
-    Injection("transposed: after attention", "weight-transposed", ("attn_out",),
-              with_linear(["attn_output"], _transposed), DENSE),
-    Injection("transposed: down", "weight-transposed", ("ffn_out",), with_linear(["ffn_down"], _transposed)),
-    Injection("transposed: router", "weight-transposed", ("ffn_moe_logits",),
-              with_linear(["ffn_gate_inp"], _transposed), ("moe",)),
-    Injection("transposed: head", "weight-transposed", HEAD, with_linear(["output"], _transposed)),
-    Injection("other layer: Q, K, V", "weight-of-other-layer", QKV, _next_layer(*QKV_STEMS), DENSE),
-    Injection("other layer: Q, K, V but for biases", "weight-of-other-layer", QKV,
-              _next_layer(*QKV_STEMS, biases=False), ("qwen2",)),
-    Injection("other layer: FFN", "weight-of-other-layer", DENSE_FFN, _next_layer(*FFN_STEMS), ("llama", "stablelm")),
-    Injection("other layer: after attention", "weight-of-other-layer", ("attn_out",), _next_layer("attn_output")),
-    Injection("other layer: experts", "weight-of-other-layer", EXPERTS,
-              _next_layer("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), ("moe",)),
-    Injection("other layer: router", "weight-of-other-layer", ("ffn_moe_logits",),
-              _next_layer("ffn_gate_inp"), ("moe",)),
-    Injection("gate and up swapped", "gate-up-swapped", DENSE_FFN[:2], _swapped("ffn_gate", "ffn_up"), DENSE),
-    Injection("gate and up swapped: experts", "gate-up-swapped", EXPERTS[:2],
-              _swapped("ffn_gate_exps", "ffn_up_exps"), ("moe", "qwen3moe")),
-    Injection("K and V swapped", "weight-of-other-tensor", QKV[1:], _swapped("attn_k", "attn_v"), DENSE),
-    Injection("Q and K swapped", "weight-of-other-tensor", QK, _swapped("attn_q", "attn_k"), ("qwen2",)),
-    Injection("Q and K swapped but for biases", "weight-of-other-tensor", QK,
-              _swapped("attn_q", "attn_k", biases=False), ("qwen2",)),
-    Injection("Q for the output projection", "weight-of-other-tensor", ("attn_out",),
-              _renamed(lambda prefix, stem: f"{prefix}.{'attn_q' if stem == 'attn_output' else stem}"), ("qwen3",)),
-    Injection("gate for up", "gate-up-swapped", ("ffn_up",),
-              _renamed(lambda prefix, stem: f"{prefix}.{'ffn_gate' if stem == 'ffn_up' else stem}")),
-    Injection("head tied", "head-tied", HEAD,
-              with_linear(["output"], lambda m, x, name: product(m, x, "token_embd")), EVERY),
-    Injection("fused: K, Q, V", "qkv-split", QKV[:2], _in_order("kqv"), ("llama-fused", "llama-fused-bias")),
-    Injection("fused: V, K, Q", "qkv-split", QKV, _in_order("vkq"), ("llama-fused", "llama-fused-bias")),
-    Injection("fused: Q, V, K", "qkv-split", QKV[1:], _in_order("qvk"), ("llama-fused", "llama-fused-bias")),
-    Injection("fused: head by head", "qkv-split", QKV, _split(_head_by_head),
-              ("llama-fused", "llama-fused-bias", "qwen2-fused")),
-    Injection("Q, K to halves", "qk-permuted", QK, _permuted(to_halves, QKV_STEMS[:2]), DENSE),
-    Injection("Q, K to pairs", "qk-permuted", QK, _permuted(to_pairs, QKV_STEMS[:2]), DENSE),
-    Injection("Q to halves", "qk-permuted", Q, _permuted(to_halves, QKV_STEMS[:1]), ("llama",)),
-    Injection("Q, K to pairs but for biases", "qk-permuted", QK,
-              _permuted(to_pairs, QKV_STEMS[:2], with_bias=False), ("qwen2",)),
-    Injection("Q, K, V of the residual", "input-elsewhere", QKV, _QkvOfResidual, EVERY),
-    Injection("FFN of the residual", "input-elsewhere", DENSE_FFN[:2],
-              altered(ffn_gate=_product_of("ffn_gate", "ffn_inp"), ffn_up=_product_of("ffn_up", "ffn_inp"))),
-    Injection("FFN of attention's input", "input-elsewhere", DENSE_FFN[:2],
-              altered(ffn_gate=_product_of("ffn_gate", "attn_norm"), ffn_up=_product_of("ffn_up", "attn_norm")), DENSE),
-    Injection("router of the residual", "input-elsewhere", ("ffn_moe_logits",),
-              altered(ffn_moe_logits=_product_of("ffn_gate_inp", "ffn_inp")), ("moe",)),
-    Injection("output projection of Q", "input-elsewhere", ("attn_out",),
-              altered(attn_out=_product_of("attn_output", "Qcur_rope"))),
-    Injection("output projection of attention's input", "input-elsewhere", ("attn_out",),
-              altered(attn_out=_product_of("attn_output", "attn_norm"))),
-    Injection("down of gate", "input-elsewhere", ("ffn_out",), altered(ffn_out=_product_of("ffn_down", "ffn_gate"))),
-    Injection("down of up", "input-elsewhere", ("ffn_out",), altered(ffn_out=_product_of("ffn_down", "ffn_up"))),
-    Injection("logits of the residual", "input-elsewhere", HEAD, _logits_of(lambda x, run: run.seen["l_out-1"]), DENSE),
-    Injection("no output projection", "product-missing", ("attn_out",),
-              altered(attn_out=lambda x, run: run["kqv_out"]), EVERY),
-    Injection("no down projection", "product-missing", ("ffn_out",),
-              altered(ffn_out=lambda x, run: run["ffn_swiglu"]), ("llama-narrow",)),
-    Injection("RoPE on V", "rope-on-v", V, altered(Vcur_proj=_rope_on_v), (*DENSE, "stablelm")),
-    Injection("logits of the first token", "logits-of-other-row", HEAD,
-              _logits_of(lambda x, run: np.repeat(x[:, :1], x.shape[1], axis=1)), DENSE),
-    Injection("logits of the token before", "logits-of-other-row", HEAD,
-              _logits_of(lambda x, run: x[:, np.maximum(np.arange(x.shape[1]) - 1, 0)]), DENSE),
-    Injection("logits a row late", "logits-of-other-row", HEAD,
-              _logits_of(lambda x, run: np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], axis=1))),
-    Injection("logits capped at 30", "logits-capped", HEAD, _capped(30.0), DENSE),
-    Injection("logits capped at 50", "logits-capped", HEAD, _capped(50.0)),
-    Injection("logits capped at 8", "logits-capped", HEAD, _capped(8.0)),
-    Injection("logits divided by 8", "product-multiplied", HEAD, _times("result_output", 1 / 8), EVERY),
-    Injection("Q scaled already", "product-multiplied", Q, _times("Qcur_proj", 1 / 8), DENSE),
-    Injection("output projection halved", "product-multiplied", ("attn_out",), _times("attn_out", 0.5)),
-    Injection("down projection by 0.22", "product-multiplied", ("ffn_out",), _times("ffn_out", 0.22)),
-    Injection("experts doubled", "product-multiplied", ("ffn_moe_down",), _times("ffn_moe_down", 2.0), ("moe",)),
-    Injection("router negated", "product-multiplied", ("ffn_moe_logits",), _times("ffn_moe_logits", -1.0), ("moe",)),
-    Injection("activations: 8 bits a row", "activations-rounded", PRODUCTS,
-              _activations(lambda x: _eight_bits(x, 0)), EVERY, says="8 bits, one scale a row"),
-    Injection("activations: 8 bits a block, float32 scale", "activations-rounded", PRODUCTS,
-              _activations(lambda x: _eight_bits(x, 32)), kinds=("Q8_0",), says="Q8_0"),
-    Injection("activations: 8 bits for 256", "activations-rounded", PRODUCTS,
-              _activations(lambda x: _eight_bits(x, 256)), kinds=("Q8_0",), says="8 bits, one float32 scale for 256"),
-    Injection("activations: 8 bits for 64", "activations-rounded", PRODUCTS,
-              _activations(lambda x: _eight_bits(x, 64)), kinds=("Q8_0",), says="8 bits, one float32 scale for 64"),
-    Injection("activations: 8 bits, cut off", "activations-rounded", PRODUCTS,
-              _activations(lambda x: _eight_bits(x, 32, np.trunc)), kinds=("Q8_0",),
-              says="8 bits by truncation, one float32 scale for 32"),
-    Injection("activations: 8 bits and a zero point", "activations-rounded", PRODUCTS,
-              _activations(_with_zero_point), kinds=("Q8_0",), says="8 bits, one scale and minimum a row"),
-    Injection("activations: 8 bits and a zero point for Q alone", "activations-rounded", Q,
-              with_linear(("attn_q",), lambda m, x, name: product(m, _with_zero_point(x), name) + bias(m, name)),
-              says="rounds activations to 8 bits, one scale and minimum a row"),
-    Injection("weights in float16", "weights-rounded", PRODUCTS, _weights(round_f16), DENSE, ("Q8_0",),
-              says="keeps its weights in F16"),
-    Injection("weights in bfloat16", "weights-rounded", PRODUCTS, _weights(round_bf16), DENSE,
-              says="keeps its weights in BF16"),
+    bug("bias: none on Q, K, V", "bias-missing", QKV, bias_as(QKV_STEMS, lambda b: None),
+        models=("qwen2", "llama-biased")),
+    bug("bias: none on V", "bias-missing", V, bias_as(["attn_v"], lambda b: None), models=("qwen2",), others=SAME),
+    bug("bias: none after attention", "bias-missing", ("attn_out",), bias_as(["attn_output"], lambda b: None),
+        models=("llama-biased",), others=SAME),
+    bug("bias: none in the FFN", "bias-missing", DENSE_FFN, bias_as(FFN_STEMS, lambda b: None),
+        models=("llama-biased",), others=SAME),
+    bug("bias: none on the head", "bias-missing", HEAD, bias_as(["output"], lambda b: None),
+        models=("qwen2-head-biased",)),
+    bug("bias: twice", "bias-wrong", QKV, bias_as(QKV_STEMS, lambda b: 2 * b), models=("qwen2",)),
+    bug("bias: subtracted", "bias-wrong", QKV, bias_as(QKV_STEMS, lambda b: -b), models=("qwen2",)),
+    bug("bias: twice in the FFN", "bias-wrong", DENSE_FFN, bias_as(FFN_STEMS, lambda b: 2 * b),
+        models=("llama-biased",)),
+    bug("bias: K's and V's swapped", "bias-wrong", QKV[1:], renamed(swapping("attn_k", "attn_v"), "bias"),
+        models=("qwen2", "llama-biased")),
+    bug("bias: other layer's", "bias-wrong", QKV, other_layers(QKV_STEMS, "bias"), models=("qwen2",)),
+    bug("scale: ignored in attention", "weight-scale-ignored", ("attn_out",),
+        {"factor": lambda e, right, stem: None if "attn" in stem else right(stem)}, models=("llama-scaled",)),
+    bug("scale: ignored in the FFN", "weight-scale-ignored", DENSE_FFN,
+        {"factor": lambda e, right, stem: None if "ffn" in stem else right(stem)}, models=("llama-scaled",)),
+    bug("transposed: all", "weight-transposed", PRODUCTS, transposed(), models=DENSE, others=SAME),
+    bug("transposed: after attention", "weight-transposed", ("attn_out",), transposed(["attn_output"]), models=DENSE,
+        others=SAME),
+    bug("transposed: down", "weight-transposed", ("ffn_out",), transposed(["ffn_down"]), others=SAME),
+    bug("transposed: router", "weight-transposed", ("ffn_moe_logits",), transposed(["ffn_gate_inp"]), models=("moe",),
+        others=SAME),
+    bug("transposed: head", "weight-transposed", HEAD, transposed(["output"])),
+    bug("other layer: Q, K, V", "weight-of-other-layer", QKV, other_layers(QKV_STEMS), models=DENSE),
+    bug("other layer: Q, K, V but for biases", "weight-of-other-layer", QKV, other_layers(QKV_STEMS, "matrix"),
+        models=("qwen2",)),
+    bug("other layer: FFN", "weight-of-other-layer", DENSE_FFN,
+        other_layers((*FFN_STEMS, "ffn_gate_shexp", "ffn_up_shexp")), models=("llama", "stablelm"), others=SAME),
+    bug("other layer: after attention", "weight-of-other-layer", ("attn_out",), other_layers(["attn_output"])),
+    bug("other layer: experts", "weight-of-other-layer", EXPERTS, other_layers(EXPERT_STEMS), models=("moe",),
+        others=SAME),
+    bug("other layer: router", "weight-of-other-layer", ("ffn_moe_logits",), other_layers(["ffn_gate_inp"]),
+        models=("moe",), others=SAME),
+    bug("gate and up swapped", "gate-up-swapped", DENSE_FFN[:2], renamed(swapping("ffn_gate", "ffn_up")), models=DENSE,
+        others=SAME),
+    bug("gate and up swapped: experts", "gate-up-swapped", EXPERTS[:2],
+        renamed(swapping("ffn_gate_exps", "ffn_up_exps")), models=("moe", "qwen3moe"), others=SAME),
+    bug("K and V swapped", "weight-of-other-tensor", QKV[1:], renamed(swapping("attn_k", "attn_v")), models=DENSE,
+        others=SAME),
+    bug("Q and K swapped", "weight-of-other-tensor", QK, renamed(swapping("attn_q", "attn_k")), models=("qwen2",)),
+    bug("Q and K swapped but for biases", "weight-of-other-tensor", QK, renamed(swapping("attn_q", "attn_k"), "matrix"),
+        models=("qwen2",)),
+    bug("Q for the output projection", "weight-of-other-tensor", ("attn_out",),
+        renamed(lambda stem: "attn_q" if stem == "attn_output" else stem, "matrix"), models=("qwen3",), others=SAME),
+    bug("gate for up", "gate-up-swapped", ("ffn_up",), renamed(lambda stem: "ffn_gate" if stem == "ffn_up" else stem)),
+    bug("head tied", "head-tied", HEAD, renamed(lambda stem: "token_embd" if stem == "output" else stem, "matrix"),
+        models=EVERY, others=SAME),
+    bug("fused: K, Q, V", "qkv-split", QKV[:2], split_as("kqv"), models=("llama-fused", "llama-fused-bias"),
+        others=SAME),
+    bug("fused: V, K, Q", "qkv-split", QKV, split_as("vkq"), models=("llama-fused", "llama-fused-bias"), others=SAME),
+    bug("fused: Q, V, K", "qkv-split", QKV[1:], split_as("qvk"), models=("llama-fused", "llama-fused-bias"),
+        others=SAME),
+    bug("fused: head by head", "qkv-split", QKV, {"split": head_by_head},
+        models=("llama-fused", "llama-fused-bias", "qwen2-fused"), others=SAME),
+    bug("Q, K to halves", "qk-permuted", QK, rows_permuted(QKV_STEMS[:2], to_halves), models=DENSE, needs=(OWN_PAIRS,),
+        others=SAME),
+    bug("Q, K to pairs", "qk-permuted", QK, rows_permuted(QKV_STEMS[:2], to_pairs), models=DENSE, needs=(OWN_PAIRS,),
+        others=SAME),
+    bug("Q to halves", "qk-permuted", Q, rows_permuted(QKV_STEMS[:1], to_halves), models=("llama",),
+        needs=(OWN_PAIRS,)),
+    bug("Q, K to pairs but for biases", "qk-permuted", QK, rows_permuted(QKV_STEMS[:2], to_pairs, bias=False),
+        models=("qwen2",), needs=(OWN_PAIRS,)),
+    bug("Q, K, V of the residual", "input-elsewhere", QKV, {"qkv": lambda e, right, x: right(e.layer_input())},
+        models=EVERY),
+    bug("FFN of the residual", "input-elsewhere", DENSE_FFN[:2],
+        {"gate_up": lambda e, right, x: right(e.here("ffn_inp"))}),
+    bug("FFN of attention's input", "input-elsewhere", DENSE_FFN[:2],
+        {"gate_up": lambda e, right, x: right(e.here("attn_norm"))}, models=DENSE),
+    bug("router of the residual", "input-elsewhere", ("ffn_moe_logits",),
+        product_of("ffn_gate_inp", lambda e: e.between), models=("moe",), others=SAME),
+    bug("output projection of Q", "input-elsewhere", ("attn_out",),
+        product_of("attn_output", lambda e: e.here("Qcur_rope"))),
+    bug("output projection of attention's input", "input-elsewhere", ("attn_out",),
+        product_of("attn_output", lambda e: e.attended), others=SAME),
+    bug("down of gate", "input-elsewhere", ("ffn_out",), product_of("ffn_down", lambda e: e.here("ffn_gate"))),
+    bug("down of up", "input-elsewhere", ("ffn_out",), product_of("ffn_down", lambda e: e.here("ffn_up"))),
+    bug("logits of the residual", "input-elsewhere", HEAD, head_of(lambda e, y: e.residual), models=DENSE, others=SAME),
+    bug("no output projection", "product-missing", ("attn_out",), without_product("attn_output"), models=EVERY,
+        others=SAME),
+    bug("no down projection", "product-missing", ("ffn_out",), without_product("ffn_down"), models=("llama-narrow",)),
+    bug("RoPE on V", "rope-on-v", V, models=(*DENSE, "stablelm"), others=SAME, Vcur_proj=rotated_v),
+    bug("logits of the first token", "logits-of-other-row", HEAD,
+        head_of(lambda e, y: np.repeat(y[:1], len(y), axis=0)), models=DENSE, others=SAME),
+    bug("logits of the token before", "logits-of-other-row", HEAD, head_of(lambda e, y: row_before(y)), models=DENSE,
+        others=SAME),
+    bug("logits a row late", "logits-of-other-row", HEAD, head_of(lambda e, y: row_late(y))),
+    bug("logits capped at 30", "logits-capped", HEAD, models=DENSE, others=SAME, result_output=capped(30.0)),
+    bug("logits capped at 50", "logits-capped", HEAD, result_output=capped(50.0)),
+    bug("logits capped at 8", "logits-capped", HEAD, others=SAME, result_output=capped(8.0)),
+    bug("logits divided by 8", "product-multiplied", HEAD, models=EVERY, result_output=lambda e, x: x / 8),
+    bug("Q scaled already", "product-multiplied", Q, times("attn_q", 1 / 8), models=DENSE, needs=(SCALE,), others=SAME),
+    bug("output projection halved", "product-multiplied", ("attn_out",), others=SAME, attn_out=lambda e, x: x * 0.5),
+    bug("down projection by 0.22", "product-multiplied", ("ffn_out",), times("ffn_down", 0.22), others=SAME),
+    bug("experts doubled", "product-multiplied", ("ffn_moe_down",), models=("moe",), ffn_moe_down=lambda e, x: x * 2),
+    bug("router negated", "product-multiplied", ("ffn_moe_logits",), models=("moe",), others=SAME,
+        ffn_moe_logits=lambda e, x: -x),
+    bug("activations: 8 bits a row", "activations-rounded", PRODUCTS, rounding(lambda x: eight(x, 0)), models=EVERY,
+        says="8 bits, one scale a row"),
+    bug("activations: 8 bits a block, float32 scale", "activations-rounded", PRODUCTS, rounding(lambda x: eight(x, 32)),
+        kinds=("Q8_0",), says="Q8_0"),
+    bug("activations: 8 bits for 256", "activations-rounded", PRODUCTS, rounding(lambda x: eight(x, 256)),
+        kinds=("Q8_0",), says="8 bits, one float32 scale for 256"),
+    bug("activations: 8 bits for 64", "activations-rounded", PRODUCTS, rounding(lambda x: eight(x, 64)),
+        kinds=("Q8_0",), says="8 bits, one float32 scale for 64"),
+    bug("activations: 8 bits, cut off", "activations-rounded", PRODUCTS, rounding(lambda x: eight(x, 32, np.trunc)),
+        kinds=("Q8_0",), says="8 bits by truncation, one float32 scale for 32"),
+    bug("activations: 8 bits and a zero point", "activations-rounded", PRODUCTS, rounding(eight_with_zero),
+        kinds=("Q8_0",), says="8 bits, one scale and minimum a row"),
+    bug("activations: 8 bits and a zero point for Q alone", "activations-rounded", Q,
+        {"product": lambda e, right, x, stem: right(eight_with_zero(x) if stem == "attn_q" else x, stem)},
+        says="rounds activations to 8 bits, one scale and minimum a row"),
+    bug("weights in float16", "weights-rounded", PRODUCTS, {"loaded": lambda e, right, stem: half(right(stem))},
+        models=DENSE, kinds=("Q8_0",), says="keeps its weights in F16"),
+    bug("weights in bfloat16", "weights-rounded", PRODUCTS, {"loaded": lambda e, right, stem: bfloat(right(stem))},
+        models=DENSE, says="keeps its weights in BF16"),
+    elsewhere("bias: none in products", "bias-missing", biases_as(lambda b: None)),
+    elsewhere("bias: none in the router", "bias-missing", bias_as(["ffn_gate_inp"], lambda b: None)),
+    elsewhere("bias: none of experts", "bias-missing", bias_as(EXPERT_STEMS, lambda b: None)),
+    elsewhere("bias: twice in every product", "bias-wrong", biases_as(lambda b: 2 * b)),
+    elsewhere("bias: subtracted in every product", "bias-wrong", biases_as(lambda b: -b)),
+    elsewhere("bias: other layer's in every product", "bias-wrong", {"bias": biases_of_other_layer}),
+    elsewhere("bias: the next expert's", "bias-wrong", bias_as(EXPERT_STEMS, lambda b: np.roll(b, -1, axis=0))),
+    elsewhere("transposed: state space", "weight-transposed", transposed(["ssm_out"])),
+    elsewhere("transposed: latent", "weight-transposed", transposed(["attn_q_b"])),
+    elsewhere("other layer: into attention", "weight-of-other-layer", other_layers(INTO, "matrix")),
+    elsewhere("other layer: out of it", "weight-of-other-layer", other_layers(OUT_OF, "matrix")),
+    elsewhere("gate and up swapped: shared expert", "gate-up-swapped weight-of-other-tensor",
+              renamed(swapping("ffn_gate_shexp", "ffn_up_shexp"))),
+    elsewhere("fused: K, V, Q", "qkv-split", split_as("kvq")),
+    elsewhere("fused: V, Q, K", "qkv-split", split_as("vqk")),
+    elsewhere("attention of the residual", "input-elsewhere", product_of(INTO, lambda e: e.residual)),
+    elsewhere("FFN's products of the residual", "input-elsewhere",
+              product_of(INTO_FFN, lambda e: e.residual if e.h.arch.parallel else e.between)),
+    elsewhere("FFN's products of attention's input", "input-elsewhere", product_of(INTO_FFN, lambda e: e.attended)),
+    elsewhere("state space's output halved", "product-multiplied", times("ssm_out", 0.5)),
+    elsewhere("convolution's output halved", "product-multiplied", times("shortconv.out_proj", 0.5)),
 )  # fmt: skip

@@ -23,11 +23,10 @@ from llamadiff.result.rows import Row
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import parse
 from llamadiff.verbs.verbs import diff
-from proof.injected import INJECTIONS
+from proof.injected import BUGS
 from proof.injected.base import TOKENS, Injection
 from proof.strangers import recording
 from proof.strangers.arithmetic import BY_NAME, Arithmetic, bfloat, half
-from proof.strangers.bugs import BUGS
 from proof.strangers.engine import NONE, Bug, Engine, is_scores
 from proof.strangers.model import File, read
 
@@ -35,7 +34,6 @@ Array = np.ndarray
 EVERY_KIND = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
 RIGHT_MODELS = ("llama", "qwen2", "qwen3", "moe")
 SHAPES = {"dense": (), "sparse": recording.SPARSE, "logits": recording.LOGITS}
-BY_CAUSE = {injection.name: injection for injection in INJECTIONS}
 INFLATED = 4.0  # how much more may be stated to hide in a wrong trace than in the same without what is wrong
 # NMSE of what no report can see: float32 sums in another order, and one rounding to 16 bits
 ROUNDING = {"f32": 1e-10, "f16": 2.0**-22 / 3, "bf16": 2.0**-16 / 3}
@@ -118,7 +116,7 @@ class Case:
 
     @property
     def injection(self) -> Injection | None:
-        return BY_CAUSE[self.bug] if self.bug else None
+        return BUGS[self.bug] if self.bug else None
 
     @property
     def name(self) -> str:

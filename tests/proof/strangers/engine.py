@@ -9,17 +9,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from proof.strangers.arithmetic import Arithmetic
+from proof.strangers.attention import Attention
+from proof.strangers.experts import Experts
 from proof.strangers.model import File
+from proof.strangers.recurrent import Recurrent
 
 Array = np.ndarray
 Edit = Callable[..., Any]
-OUTSIDE = ("output", "token_embd", "output_norm")
+OUTSIDE = ("output", "token_embd", "output_norm", "token_embd_norm")
+HEADS_FIRST = ("kq-", "kq_soft_max-", "kqv-", "kqv_mla-", "q_nope_absorbed-")  # [head, query, ...]
+INNER = ("kqv", "ffn_moe_weighted")  # what a graph of small ops has, and kernels that do more at once have not
 FOLDED = {
     "attn_q": "attn_norm", "attn_k": "attn_norm", "attn_v": "attn_norm", "attn_qkv": "attn_norm",
     "ffn_gate": "ffn_norm", "ffn_up": "ffn_norm", "ffn_gate_inp": "ffn_norm", "ffn_gate_exps": "ffn_norm",
@@ -44,45 +49,67 @@ class Bug:
 NONE = Bug("none")
 
 
-class Engine:
-    """Runs one file with one arithmetic, and perhaps one bug."""
+class Engine(Attention, Experts, Recurrent):
+    """Runs one file with one arithmetic, and perhaps one bug; ``inner``: what is INNER is recorded, too."""
 
-    def __init__(self, file: File, arithmetic: Arithmetic, bug: Bug = NONE) -> None:
-        self.file, self.a, self.bug, self.h = file, arithmetic, bug, file.hyper
-        self.layer, self.start, self.n_prefill = 0, 0, 0
+    def __init__(self, file: File, arithmetic: Arithmetic, bug: Bug = NONE, inner: bool = False) -> None:
+        self.file, self.a, self.bug, self.h, self.inner = file, arithmetic, bug, file.hyper, inner
+        self.layer, self.start, self.stop, self.n_prefill = 0, 0, 0, 0
         self.seen: dict[str, Array] = {}
         self.given: Mapping[str, Array] = {}
         self.recorded: dict[str, list[Array]] = {}
         self.caches: dict[tuple[str, int], Array] = {}
+        self.states: dict[tuple[str, int], Array] = {}  # of what is recurrent
+        self.residual: Array = np.zeros(0)  # what goes into the layer, or into the last norm
+        self.between: Array = np.zeros(0)  # what goes into the FFN's norm
+        self.attended: Array = np.zeros(0)  # what attention's norm gave
         for op, edit in bug.edits.items():
             setattr(self, op, partial(edit, self, getattr(self, op)))
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
     def run(
-        self, tokens: Sequence[int], n_prefill: int = 0, given: Mapping[str, Array] | None = None
+        self,
+        tokens: Sequence[int],
+        n_prefill: int = 0,
+        given: Mapping[str, Array] | None = None,
+        batches: Sequence[int] = (),
     ) -> dict[str, Array]:
-        """Every tap: a prefill, then one token a step. Of taps that are ``given``, those values are gone on with."""
-        self.n_prefill = n_prefill or len(tokens)
-        self.n_tokens, self.given = len(tokens), given or {}
-        self.recorded, self.caches = {}, {}
-        edges = [0, *range(self.n_prefill, len(tokens) + 1)]
+        """Every tap: a prefill, then one token a step, or ``batches`` of so many tokens. Of taps that are ``given``,
+        those values are gone on with."""
+        self.begin(n_prefill or len(tokens), given)
+        steps = range(self.n_prefill, len(tokens) + 1)
+        edges = list(accumulate(batches, initial=0)) if batches else [0, *steps]
+        for start, stop in pairwise(edges):
+            self.step(tokens[start:stop])
+        return self.taps()
+
+    def begin(self, n_prefill: int, given: Mapping[str, Array] | None = None) -> None:
+        """A run of which nothing has passed."""
+        self.n_prefill, self.stop, self.given = n_prefill, 0, given or {}
+        self.recorded, self.caches, self.states = {}, {}, {}
+
+    def step(self, tokens: Sequence[int]) -> Array:
+        """The next batch of tokens -> their logits."""
+        self.seen, self.start, self.stop = {}, self.stop, self.stop + len(tokens)
         with np.errstate(all="ignore"):
-            for start, stop in pairwise(edges):
-                self.seen, self.start = {}, start
-                self.forward(np.asarray(tokens[start:stop]))
+            return self.forward(np.asarray(tokens))
+
+    def taps(self) -> dict[str, Array]:
+        """What has passed so far."""
         return {name: self._joined(name, parts) for name, parts in self.recorded.items()}
 
     def _joined(self, name: str, parts: list[Array]) -> Array:
-        axis = int(is_scores(name))
-        if axis:
-            room = max(part.shape[2] for part in parts)
-            parts = [np.pad(part, ((0, 0), (0, 0), (0, room - part.shape[2]))) for part in parts]
+        axis = int(name.startswith(HEADS_FIRST))
+        if is_scores(name):
+            parts = [np.pad(part, ((0, 0), (0, 0), (0, self.stop - part.shape[2]))) for part in parts]
         return np.concatenate(parts, axis=axis)
 
     def tap(self, word: str, x: Array, layered: bool = True) -> Array:
         """A named value: rounded as results are, recorded, and gone on with."""
-        name = f"{word}-{self.layer}" if layered else word
+        if word in INNER and not self.inner:
+            return x
+        name = self.tap_name(word, self.layer) if layered else self.h.arch.names.get(word, word)
         if word in self.bug.faults:
             x = np.asarray(self.bug.faults[word](self, x), x.dtype)
         if x.dtype.kind == "f":
@@ -94,15 +121,19 @@ class Engine:
         self.seen[name] = x
         return x
 
+    def tap_name(self, word: str, layer: int) -> str:
+        return f"{self.h.arch.names.get(word, word)}-{layer}"
+
     def _of_given(self, name: str, x: Array) -> Array:
-        rows = slice(self.start, self.start + x.shape[int(is_scores(name))])
+        rows = slice(self.start, self.start + x.shape[int(name.startswith(HEADS_FIRST))])
         values = self.given[name]
-        values = values[:, rows, : x.shape[2]] if is_scores(name) else values[rows]
+        values = values[:, rows, : x.shape[2]] if name.startswith(HEADS_FIRST) else values[rows]
         return values.reshape(x.shape).astype(x.dtype)
 
     def here(self, word: str, layer: int | None = None) -> Array:
         """A tap that has passed: of this layer, another one, or outside the layers."""
-        return self.seen[word] if word in self.seen else self.seen[f"{word}-{self.layer if layer is None else layer}"]
+        layer = self.layer if layer is None else layer
+        return self.seen[word] if word in self.seen else self.seen[self.tap_name(word, layer)]
 
     def layer_input(self, layer: int | None = None) -> Array:
         layer = self.layer if layer is None else layer
@@ -111,7 +142,11 @@ class Engine:
     @property
     def positions(self) -> Array:
         """Those of the present step's tokens."""
-        return np.arange(self.start, min(self.n_tokens, max(self.n_prefill, self.start + 1)))
+        return np.arange(self.start, self.stop)
+
+    @property
+    def decoding(self) -> bool:
+        return self.start >= self.n_prefill
 
     def has(self, word: str) -> bool:
         """Whether a choice of layout was made."""
@@ -121,6 +156,10 @@ class Engine:
 
     def name(self, stem: str, end: str = "weight") -> str:
         return f"{stem}.{end}" if stem in OUTSIDE else f"blk.{self.layer}.{stem}.{end}"
+
+    def stores(self, stem: str, end: str = "weight") -> bool:
+        """Whether the file has such a tensor, in this layer or outside the layers."""
+        return self.name(stem, end) in self.file
 
     def matrix(self, stem: str) -> Array:
         """A weight as the file has it: [out, in], or [expert, out, in]."""
@@ -183,6 +222,16 @@ class Engine:
     def embed(self, tokens: Array) -> Array:
         return self.a.weights(self.file["token_embd.weight"].astype(self.a.dtype))[tokens]
 
+    def embedding_scale(self) -> float:
+        own = self.file.get("embedding_scale") or 1.0
+        return math.sqrt(self.h.embd) if self.h.arch.embedding_of_root else float(own)
+
+    def learned(self, positions: Array) -> Array:
+        return self.file["position_embd.weight"][positions]
+
+    def with_positions(self, x: Array, positions: Array) -> Array:
+        return x + positions
+
     def epsilon(self) -> float:
         return self.h.eps
 
@@ -200,7 +249,7 @@ class Engine:
 
     def norm(self, x: Array, stem: str) -> Array:
         y = self.a.norms(self.normalised(x))
-        if stem.startswith(("attn_q_", "attn_k_")):
+        if stem in ("attn_q_norm", "attn_k_norm"):
             return self.weighed(y, self.head_norm_weight(stem), None)
         if self.has("norms folded"):
             return y
@@ -242,7 +291,7 @@ class Engine:
 
     def split(self, y: Array) -> tuple[Array, Array, Array]:
         """Q, K and V of the fused product [token, (q, k, v)]."""
-        q, k, v = np.split(y, np.cumsum([self.h.heads, self.h.kv_heads]) * self.h.dim, axis=-1)
+        q, k, v = np.split(y, np.cumsum([self.h.heads, self.kv_heads]) * self.h.dim, axis=-1)
         if self.has("other heads"):
             q, k = (self._other_heads(part.T).T for part in (q, k))
         if self.has("scale in Wq"):
@@ -251,226 +300,105 @@ class Engine:
             return q, k, v
         return self.finished(q, "attn_q"), self.finished(k, "attn_k"), self.finished(v, "attn_v")
 
-    def frequencies(self) -> Array:
-        """Each pair's angle at position 1, before scaling."""
-        frequency = self.h.base ** (-2.0 * np.arange(self.h.n_rot // 2) / self.h.n_rot)
-        factors = "rope_freqs.weight"
-        return frequency / self.file[factors] if factors in self.file else frequency
-
-    def theta(self, positions: Array) -> Array:
-        """Angles [token, n_rot / 2]."""
-        plain = positions[:, None].astype(np.float64) * self.frequencies()
-        if self.h.scaling == "linear":
-            return plain / self.stretch()
-        if self.h.scaling == "yarn":
-            keep = self.yarn_keep()
-            return plain / self.stretch() * (1 - keep) + plain * keep
-        return plain
-
-    def stretch(self) -> float:
-        """The file's scaling factor."""
-        return self.h.factor
-
-    def yarn_keep(self) -> Array:
-        """How much of each pair's angle YaRN leaves as it is."""
-        n, turns = self.h.n_rot, (32.0, 1.0)
-        low, high = (
-            n * math.log(self.h.original / (turn * 2 * math.pi)) / (2 * math.log(self.h.base)) for turn in turns
-        )
-        low, high = max(0, math.floor(low)), min(n - 1, math.ceil(high))
-        return 1 - np.clip((np.arange(n // 2) - low) / max(0.001, high - low), 0, 1)
-
-    def magnitude(self) -> float:
-        stretched = self.h.scaling == "yarn" and self.stretch() > 1
-        return 1 + 0.1 * math.log(self.stretch()) if stretched else 1.0
-
-    def angles(self, positions: Array) -> tuple[Array, Array]:
-        """cos and sin [token, n_rot / 2]."""
-        theta, size = self.theta(positions), self.magnitude()
-        cos, sin = (function(theta) * size for function in (np.cos, np.sin))
-        return self.a.tables(cos.astype(self.a.dtype)), self.a.tables(sin.astype(self.a.dtype))
-
-    @property
-    def in_pairs(self) -> bool:
-        """Whether this engine rotates (2i, 2i+1)."""
-        return self.h.pairs != self.has("other heads")
-
-    def turned(self, x: Array, cos: Array, sin: Array, in_pairs: bool) -> Array:
-        """Every head's pairs rotated: x [token, head, dim]."""
-        half, out = cos.shape[-1], x.copy()
-        first, second = (
-            (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if in_pairs else (slice(0, half), slice(half, 2 * half))
-        )
-        c, s, a, b = cos[:, None], sin[:, None], x[..., first], x[..., second]
-        out[..., first], out[..., second] = a * c - b * s, b * c + a * s
-        return out
-
-    def rotated(self, x: Array, side: str) -> Array:
-        return self.turned(x, *self.angles(self.positions), self.in_pairs)
-
     def add(self, branch: Array, residual: Array) -> Array:
         return branch + residual
 
+    def residual_scale(self) -> float:
+        """What branches are multiplied by."""
+        return float(self.file.get("residual_scale") or 1.0)
+
+    def activated(self, x: Array) -> Array:
+        if self.h.arch.activation != "gelu":
+            return self.a.silu(x)
+        inner = x.dtype.type(math.sqrt(2 / math.pi)) * x * (1 + x.dtype.type(0.044715) * x * x)
+        return x * (1 + np.tanh(inner)) / 2
+
     def gated(self, gate: Array, up: Array) -> Array:
-        return self.a.silu(gate) * up
+        return self.clamped(gate, up) if self.h.arch.activation == "oai" else self.activated(gate) * up
 
-    # -- attention -------------------------------------------------------------------------------------------------
-
-    def scale(self) -> float:
-        return 1 / math.sqrt(self.h.dim)
-
-    def scaled_at(self, *layouts: str) -> float:
-        """The scale where one of these layouts has it; else 1."""
-        return self.scale() if any(map(self.has, layouts)) else 1.0
-
-    def query(self, q: Array) -> Array:
-        """Q as the scores' product reads it."""
-        return self.a.queries(q)
-
-    def key(self, k: Array) -> Array:
-        """K as the cache keeps it."""
-        return self.a.keys(k)
-
-    def value(self, v: Array) -> Array:
-        return self.a.values(v)
-
-    def kept(self, side: str, rows: Array) -> Array:
-        """The cache with the step's rows: [key, head, dim]."""
-        place, rows = (side, self.layer), self.by_head(rows)
-        before = self.caches.get(place)
-        self.caches[place] = rows if before is None else np.concatenate([before, rows], axis=-1)
-        name, cache = f"kv_{side}-{self.layer}", self.by_token(self.caches[place])
-        self.recorded[name] = [cache]
-        return self.given[name][: len(cache)].astype(cache.dtype) if name in self.given else cache
-
-    def by_head(self, rows: Array) -> Array:
-        """[key, head, dim] -> [head, dim, key]."""
-        return rows.transpose(1, 2, 0)
-
-    def by_token(self, cache: Array) -> Array:
-        return cache.transpose(2, 0, 1)
-
-    def read_keys(self, keys: Array) -> Array:
-        """The cache's K rows as the scores read them."""
-        return keys
-
-    def read_values(self, values: Array) -> Array:
-        return values
-
-    def key_heads(self) -> Array:
-        """The K head of every query head."""
-        return np.arange(self.h.heads) // (self.h.heads // self.h.kv_heads)
-
-    def value_heads(self) -> Array:
-        return np.arange(self.h.heads) // (self.h.heads // self.h.kv_heads)
-
-    def scores(self, q: Array, keys: Array) -> Array:
-        """[head, query, key]."""
-        scores = np.stack([self.a.multiply(q[:, h], keys[:, k]) for h, k in enumerate(self.key_heads())])
-        return scores * scores.dtype.type(self.scaled_at("scale in scores"))
-
-    def softmax_scale(self) -> float:
-        folded = ("scale in Wq", "scale in Q", "scale in K", "scale in both", "scale in scores")
-        return 1.0 if any(map(self.has, folded)) else self.scale()
-
-    def capped(self, x: Array) -> Array:
-        """Scaled scores on their way into the softmax."""
-        return x
-
-    def hidden(self, queries: Array, keys: Array) -> Array:
-        """Which keys a query does not see: [query, 1], [1, key] -> [query, key]."""
-        return keys > queries
-
-    def floor(self) -> float:
-        """What hidden scores are set to."""
-        return -np.inf
-
-    def masked(self, scores: Array, first_key: int = 0) -> Array:
-        """Scaled scores, hidden ones far below."""
-        x = self.capped(self.a.scores(scores) * scores.dtype.type(self.softmax_scale()))
-        keys = np.arange(first_key, first_key + scores.shape[-1])
-        hidden = self.hidden(self.positions[:, None], keys[None, :])
-        return np.where(hidden, x.dtype.type(self.floor()), x)
-
-    def softmax(self, x: Array) -> Array:
-        e = self.a.exp(x - x.max(axis=-1, keepdims=True))
-        return e / e.sum(axis=-1, keepdims=True)
-
-    def mixed(self, probabilities: Array, values: Array) -> Array:
-        """[head, query, key], [key, head, dim] -> [head, query, dim]."""
-        p = self.a.probabilities(probabilities)
-        return np.stack([self.a.multiply(p[h], values[:, k].T) for h, k in enumerate(self.value_heads())])
-
-    def merged(self, heads: Array) -> Array:
-        """[head, query, dim] -> [query, head * dim]."""
-        return np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(heads.shape[1], -1)
-
-    def probabilities(self, scores: Array) -> Array:
-        return self.softmax(self.masked(scores))
-
-    def attention(self, q: Array, keys: Array, values: Array) -> Array:
-        if self.a.online:
-            return self.merged(self.attended_in_blocks(q, keys, values))
-        scores = self.tap("kq", self.scores(q, self.read_keys(keys)))
-        probabilities = self.tap("kq_soft_max", self.probabilities(scores))
-        return self.merged(self.mixed(probabilities, self.read_values(values)))
-
-    def attended_in_blocks(self, q: Array, keys: Array, values: Array) -> Array:
-        """Softmax as it goes: a maximum, a sum and a mixture are kept, and rescaled where the maximum grows."""
-        keys, values = self.read_keys(keys), self.read_values(values)
-        most = np.full((self.h.heads, len(q), 1), -np.inf, q.dtype)
-        total, out = np.zeros_like(most), np.zeros((self.h.heads, len(q), self.h.dim), q.dtype)
-        for start in range(0, len(keys), self.a.online):
-            stop = start + self.a.online
-            x = self.masked(self.scores(q, keys[start:stop]), start)
-            new = np.maximum(most, x.max(axis=-1, keepdims=True))
-            fade = np.where(np.isneginf(most), 0, np.exp(most - new)).astype(q.dtype)
-            e = np.where(np.isneginf(x), 0, self.a.exp(x - new)).astype(q.dtype)
-            total = total * fade + e.sum(axis=-1, keepdims=True)
-            out = out * fade + self.mixed(e, values[start:stop])
-            most = new
-        return out / total
+    def clamped(self, gate: Array, up: Array, limit: float = 7.0, alpha: float = 1.702, one: float = 1.0) -> Array:
+        """The SwiGLU of OpenAI's gpt-oss."""
+        gate, up = np.minimum(gate, gate.dtype.type(limit)), np.clip(up, -limit, limit).astype(up.dtype)
+        return gate / (1 + np.exp(gate.dtype.type(-alpha) * gate)) * (up + up.dtype.type(one))
 
     # -- the layers ------------------------------------------------------------------------------------------------
 
     def forward(self, tokens: Array) -> Array:
         self.layer = 0
-        x = self.tap("embd", self.embed(tokens), layered=False)
+        x = self.embed(tokens)
+        x = self.tap("embd", x * x.dtype.type(self.embedding_scale()), layered=False)
+        if self.h.arch.positions == "learned":
+            positions = self.tap("pos_embd", self.learned(self.positions), layered=False)
+            x = self.tap("inpL", self.with_positions(x, positions), layered=False)
+        if self.h.arch.positions == "alibi":
+            x = self.tap("inp_norm", self.norm(x, "token_embd_norm"))
         for layer in range(self.h.layers):
-            self.layer = layer
+            self.layer, self.residual = layer, x
             x = self.block(x)
-        y = self.tap("result_norm", self.norm(x, "output_norm"), layered=False)
+        self.residual = x
+        stem = "output_norm" if self.stores("output_norm") else "token_embd_norm"
+        y = self.tap("result_norm", self.norm(x, stem), layered=False)
         return self.tap("result_output", self.a.logits(self.head(y)), layered=False)
 
     def head(self, y: Array) -> Array:
-        return self.linear(y, self.head_stem())
+        return self.linear(y, self.head_stem()) * y.dtype.type(self.logit_scale())
+
+    def logit_scale(self) -> float:
+        return 1 / float(self.file.get("logit_scale") or 1.0)
 
     def block(self, x: Array) -> Array:
-        y = self.tap("attn_norm", self.norm(x, "attn_norm"))
-        q, k, v = (self.tap(f"{side}cur_proj", part) for side, part in zip("QKV", self.qkv(y), strict=True))
-        q, k, v = (part.reshape(len(x), -1, self.h.dim) for part in (q, k, v))
-        if self.name("attn_q_norm") in self.file:
-            q = self.tap("Qcur_normed", self.norm(q, "attn_q_norm"))
-            k = self.tap("Kcur_normed", self.norm(k, "attn_k_norm"))
-        q, k = self.rotated_both(q, k)
-        keys, values = self.kept("k", self.key(k)), self.kept("v", self.value(v))
-        mixed = self.tap("kqv_out", self.attention(self.query(q), keys, values))
-        out = self.tap("attn_out", self.linear(mixed, "attn_output"))
-        x = self.tap("ffn_inp", self.add(out, x))
-        y = self.tap("ffn_norm", self.norm(x, "ffn_norm"))
-        y = self.mixture(y) if self.name("ffn_gate_inp") in self.file else self.ffn(y)
-        return self.tap("l_out", self.add(self.tap("ffn_out", y), x))
+        before, between = self.h.arch.norms
+        self.attended = self.tap(before if self.h.arch.parallel else "attn_norm", self.norm(x, before))
+        y = self.mixed_tokens(self.attended)
+        if between != "post_attention_norm" and self.stores("post_attention_norm"):
+            y = self.tap("attn_post_norm", self.norm(y, "post_attention_norm"))
+        if self.h.arch.parallel:
+            return self.tap("l_out", self.beside(y, x))
+        if not self.stores(between):
+            return self.tap("l_out", self.add(self.branch(y), x))
+        self.between = x = self.tap("ffn_inp", self.add(self.branch(y), x))
+        y = self.fed_forward(self.tap("ffn_norm", self.norm(x, between)))
+        if self.stores("post_ffw_norm"):
+            y = self.tap("ffn_post_norm", self.norm(y, "post_ffw_norm"))
+        return self.tap("l_out", self.add(self.branch(y), x))
 
-    def rotated_both(self, q: Array, k: Array) -> tuple[Array, Array]:
-        root = math.sqrt(self.scaled_at("scale in both"))
-        q = self.rotated(q, "Q") * q.dtype.type(self.scaled_at("scale in Q") * root)
-        k = self.rotated(k, "K") * k.dtype.type(self.scaled_at("scale in K") * root)
-        return self.tap("Qcur_rope", q), self.tap("Kcur_rope", k)
+    def branch(self, y: Array) -> Array:
+        return y * y.dtype.type(self.residual_scale())
+
+    def mixed_tokens(self, y: Array) -> Array:
+        """What lets tokens see each other: attention, a state space, a short convolution."""
+        if self.stores("ssm_in"):
+            return self.state_space(y)
+        if self.stores("shortconv.in_proj"):
+            return self.short_convolution(y)
+        return self.latent_attention(y) if self.latent else self.heads_attended(y)
+
+    def beside(self, attended: Array, x: Array) -> Array:
+        """Attention and the FFN of the same input, added to it."""
+        return self.fed_forward(self.side_norm(x)) + attended + x
+
+    def side_norm(self, x: Array) -> Array:
+        """The norm before an FFN that lies beside attention."""
+        stem = self.h.arch.norms[1]
+        return self.tap(stem, self.norm(x, stem))
+
+    def fed_forward(self, y: Array) -> Array:
+        return self.tap("ffn_out", self.mixture(y) if self.stores("ffn_gate_inp") else self.ffn(y))
 
     def ffn(self, y: Array) -> Array:
-        gate, up = self.gate_up(y)
-        gate, up = self.tap("ffn_gate", gate), self.tap("ffn_up", up)
-        return self.linear(self.tap("ffn_swiglu", self.gated(gate, up)), "ffn_down")
+        if self.stores("ffn_gate"):
+            gate, up = self.gate_up(y)
+            gate, up = self.tap("ffn_gate", gate), self.tap("ffn_up", up)
+            word = "ffn_geglu" if self.h.arch.activation == "gelu" else "ffn_swiglu"
+            return self.linear(self.tap(word, self.gated(gate, up)), "ffn_down")
+        both = self.tap("ffn_up", self.linear(y, "ffn_up"))
+        if both.shape[-1] > self.matrix("ffn_down").shape[-1]:
+            return self.linear(self.tap("ffn_swiglu", self.gated(*self.halves(both))), "ffn_down")
+        return self.linear(self.tap("ffn_gelu", self.activated(both)), "ffn_down")
+
+    def halves(self, both: Array) -> Any:
+        """Gate and up of a matrix that holds both."""
+        return np.split(both, 2, axis=-1)
 
     def gate_up(self, y: Array) -> tuple[Array, Array]:
         if not self.has("fused"):
@@ -479,46 +407,6 @@ class Engine:
         rows = np.stack([gate, up], axis=1).reshape(-1, gate.shape[1])
         both = self.a.products(self.multiplied(y, rows))
         return self.finished(both[:, 0::2], "ffn_gate"), self.finished(both[:, 1::2], "ffn_up")
-
-    # -- experts ---------------------------------------------------------------------------------------------------
-
-    def mixture(self, y: Array) -> Array:
-        logits = self.tap("ffn_moe_logits", self.linear(y, "ffn_gate_inp"))
-        probs = self.tap("ffn_moe_probs", self.router_probs(logits))
-        chosen = self.tap("ffn_moe_topk", self.choice(probs, self.h.used).astype(np.int32))
-        weights = self.tap("ffn_moe_weights", self.router_weights(probs, chosen))
-        weights = self.tap("ffn_moe_weights_norm", self.summing_to_one(weights))
-        each = np.repeat(y[:, None], self.h.used, axis=1)
-        gate = self.tap("ffn_moe_gate", self.experts(each, "ffn_gate_exps", chosen))
-        up = self.tap("ffn_moe_up", self.experts(each, "ffn_up_exps", chosen))
-        inner = self.tap("ffn_moe_swiglu", self.gated(gate, up))
-        down = self.tap("ffn_moe_down", self.experts(inner, "ffn_down_exps", chosen))
-        return self.weighted(down, weights)
-
-    def router_probs(self, logits: Array) -> Array:
-        return self.softmax(logits)
-
-    def choice(self, probs: Array, count: int) -> Array:
-        return np.argsort(-probs, axis=-1, kind="stable")[:, :count]
-
-    def router_weights(self, probs: Array, chosen: Array) -> Array:
-        return np.take_along_axis(probs, chosen, axis=-1)
-
-    def summing_to_one(self, weights: Array) -> Array:
-        least = weights.dtype.type(2.0**-14)  # as llama.cpp, where scores went wrong
-        return weights / np.maximum(weights.sum(axis=-1, keepdims=True), least)
-
-    def experts(self, x: Array, stem: str, chosen: Array) -> Array:
-        """Every token's product with its experts' matrices: [token, used, in] -> [token, used, out]."""
-        w, x = self.loaded(stem), self.a.activations(x)
-        out = np.zeros((*x.shape[:2], w.shape[1]), x.dtype)
-        for expert in np.unique(chosen):
-            mine = chosen == expert
-            out[mine] = self.a.multiply(x[mine], w[expert])
-        return self.a.products(out)
-
-    def weighted(self, down: Array, weights: Array) -> Array:
-        return (down * weights[..., None]).sum(axis=1)
 
 
 def is_scores(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,20 @@ from typing import Any
 import gguf
 import numpy as np
 
+from proof.strangers.architectures import ARCHITECTURES, Architecture
+
 Array = np.ndarray
-NEOX = ("qwen2", "qwen3", "qwen3moe", "stablelm")  # architectures whose RoPE rotates halves of a head
 
 
 @dataclass(frozen=True)
 class Hyper:
     """What the metadata says. ``pairs``: RoPE rotates (2i, 2i+1), not (i, i + n/2)."""
 
-    arch: str
+    arch: Architecture
     layers: int
     embd: int
     heads: int
-    kv_heads: int
+    kv_heads: int | list[int]
     dim: int
     eps: float
     n_rot: int
@@ -34,20 +35,24 @@ class Hyper:
 
     @property
     def pairs(self) -> bool:
-        return self.arch not in NEOX
+        return self.arch.positions == "pairs"
 
     @property
     def layer_norm(self) -> bool:
-        return self.arch == "stablelm"
+        return self.arch.layer_norm
 
 
 @dataclass(frozen=True)
 class File:
-    """One model: tensors by name, matrices [out, in]."""
+    """One model: metadata without the architecture's prefix, tensors by name, matrices [out, in]."""
 
     path: Path
     hyper: Hyper
+    fields: Mapping[str, Any]
     tensors: Mapping[str, Array]
+
+    def get(self, key: str, default: Any = 0) -> Any:
+        return self.fields.get(key, default)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -60,8 +65,10 @@ def read(path: Path) -> File:
     """Everything of a file, dequantized by gguf-py."""
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
+    arch = fields["general.architecture"]
+    own = {name.removeprefix(f"{arch}."): value for name, value in fields.items() if name.startswith(f"{arch}.")}
     tensors = {tensor.name: decoded(tensor) for tensor in reader.tensors}
-    return File(Path(path), _hyper(fields), tensors)
+    return File(Path(path), _hyper(ARCHITECTURES[arch], own.get), own, tensors)
 
 
 def decoded(tensor: Any) -> Array:
@@ -71,15 +78,10 @@ def decoded(tensor: Any) -> Array:
     return np.ascontiguousarray(values, np.float32).reshape(shape)
 
 
-def _hyper(fields: Mapping[str, Any]) -> Hyper:
-    arch = fields["general.architecture"]
-
-    def get(key: str, default: Any) -> Any:
-        return fields.get(f"{arch}.{key}", default)
-
+def _hyper(arch: Architecture, get: Callable[..., Any]) -> Hyper:
     heads, embd = get("attention.head_count", 0), get("embedding_length", 0)
-    dim = get("attention.key_length", embd // max(heads, 1))
-    rms, plain = get("attention.layer_norm_rms_epsilon", None), get("attention.layer_norm_epsilon", None)
+    dim = get("attention.key_length_mla") or get("attention.key_length", embd // max(heads, 1))
+    rms, plain = get("attention.layer_norm_rms_epsilon"), get("attention.layer_norm_epsilon")
     return Hyper(
         arch, get("block_count", 0), embd, heads, get("attention.head_count_kv", heads), dim,
         float(np.float32(rms if rms is not None else plain)), get("rope.dimension_count", dim),

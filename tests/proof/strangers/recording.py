@@ -21,13 +21,15 @@ def save(
     n_prefill: int = 0,
     kind: str = "f32",
     name: str = "stranger",
+    batches: Sequence[int] = (),
 ) -> Path:
     """Write taps in one precision; whole numbers stay such. ``n_prefill`` 0: no decode steps."""
-    facts = {
+    facts: dict[str, object] = {
         "schema": "llamadiff.trace/1",
         "tokens": [int(token) for token in tokens],
         "n_prefill": n_prefill or len(tokens),
         "producer": {"name": name},
+        **({"batches": list(batches)} if batches else {}),
     }
     header: dict[str, object] = {"__metadata__": {"llamadiff": json.dumps(facts)}}
     parts, end = [], 0
@@ -60,4 +62,4 @@ def only(taps: Mapping[str, Array], beginnings: Sequence[str]) -> dict[str, Arra
 
 
 def without_cache(taps: Mapping[str, Array]) -> dict[str, Array]:
-    return {name: values for name, values in taps.items() if not name.startswith("kv_")}
+    return {name: values for name, values in taps.items() if not name.startswith(("kv_k-", "kv_v-"))}

@@ -16,10 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "reference"), str(ROOT)]
 
+from proof.injected import BUGS  # noqa: E402
 from proof.strangers.arithmetic import ARITHMETICS, Arithmetic  # noqa: E402
-from proof.strangers.bugs import BUGS  # noqa: E402
 from proof.strangers.crossing import (  # noqa: E402
-    BY_CAUSE,
     EVERY_KIND,
     RIGHT_MODELS,
     Case,
@@ -92,8 +91,8 @@ def _fits(name: str, wanted: str) -> bool:
 def _cases(options: argparse.Namespace) -> Iterator[Case]:
     bugs = [None] if options.bug is None else [name for name in BUGS if _fits(name, options.bug)]
     for bug in bugs:
-        models = options.model.split(",") if options.model else BY_CAUSE[bug].models if bug else RIGHT_MODELS
-        kinds = options.kind.split(",") if options.kind else BY_CAUSE[bug].kinds if bug else ("F16", "Q8_0")
+        models = options.model.split(",") if options.model else BUGS[bug].models if bug else RIGHT_MODELS
+        kinds = options.kind.split(",") if options.kind else BUGS[bug].kinds if bug else ("F16", "Q8_0")
         kinds = EVERY_KIND if options.kind == "all" else kinds
         models, kinds = (models[:1], kinds[:1]) if options.once else (models, kinds)
         for arithmetic in ARITHMETICS:

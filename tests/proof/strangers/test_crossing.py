@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
+from proof.injected import BUGS
 from proof.strangers.arithmetic import ARITHMETICS, BY_NAME, Arithmetic
-from proof.strangers.bugs import BUGS
 from proof.strangers.crossing import (
-    BY_CAUSE,
     EVERY_KIND,
     RIGHT_MODELS,
     SHAPES,
@@ -73,12 +72,10 @@ def _quick_right() -> list[Case]:
 def _crossed(arithmetic: Arithmetic, number: int) -> list[Case]:
     """One arithmetic with every bug that it can have, on one of the bug's models and types."""
     return [
-        Case(arithmetic, injection.models[number % len(injection.models)], injection.kinds[at % len(injection.kinds)],
-             name)
+        Case(arithmetic, bug.models[number % len(bug.models)], bug.kinds[at % len(bug.kinds)], name)
         for at, (name, bug) in enumerate(BUGS.items())
-        for injection in [BY_CAUSE[name]]
-        if applies(arithmetic, bug, injection.models[number % len(injection.models)])
-    ]  # fmt: skip
+        if applies(arithmetic, bug, bug.models[number % len(bug.models)])
+    ]
 
 
 def _spread() -> list[Case]:

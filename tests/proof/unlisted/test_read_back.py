@@ -20,10 +20,10 @@ from llamadiff.ext.graph.model import by_its_graph
 from llamadiff.judge.fact import Fact
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace.taps import Tap
+from proof.injected import BUGS
 from proof.random_errors import ERRORS, Right, kinds_from
 from proof.strangers.arithmetic import BY_NAME
-from proof.strangers.bugs import BUGS
-from proof.strangers.crossing import BY_CAUSE, model_file, opened
+from proof.strangers.crossing import model_file, opened
 from proof.strangers.engine import Engine
 from proof.strangers.recording import without_cache
 from proof.unlisted.bugs import TOKENS
@@ -102,12 +102,10 @@ def test_what_is_read_back_of_random_errors_is_true(setting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name for name in BUGS if BY_CAUSE[name].models[0] in ("llama", "qwen2", "qwen3", "moe")]
-)
+@pytest.mark.parametrize("name", [name for name in BUGS if BUGS[name].models[0] in ("llama", "qwen2", "qwen3", "moe")])
 def test_what_is_read_back_of_a_known_bug_is_true(name: str, tmp_path_factory: pytest.TempPathFactory):
     """It cannot contradict the cause that is named then."""
-    injection = BY_CAUSE[name]
+    injection = BUGS[name]
     path = model_file(tmp_path_factory.getbasetemp(), injection.models[0], "F16")
     file, n_prefill = opened(path), len(TOKENS) - injection.decode
     taps = without_cache(Engine(file, BY_NAME["float32"], BUGS[name]).run(TOKENS, n_prefill))

@@ -20,13 +20,14 @@ from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.judging import judge
+from proof.injected import IN_OTHERS
+from proof.injected.base import TOKENS, Injection
+from proof.strangers.arithmetic import BY_NAME
+from proof.strangers.engine import NONE, Array, Engine
+from proof.strangers.model import File, read
+from proof.strangers.recording import without_cache
 from proof.unseen.architectures import MODELS
-from proof.unseen.bugs import BUGS, Bug
-from proof.unseen.engine import Engine
-from proof.unseen.model import Array, File, read
 
-TOKENS = (1, 17, 5, 80, 42, 9, 33, 64, 5, 2, 71, 28)
-DECODE = 4  # the last tokens, of mistakes that only go wrong in decode steps
 SHOWS = 1e-9  # the NMSE that nobody takes for rounding
 
 
@@ -35,7 +36,7 @@ class Case:
     """A mistake in an architecture; ``shows``: from the first tap that it changes to the first that it changes much."""
 
     arch: str
-    bug: Bug
+    bug: Injection
     shows: tuple[str, ...]
 
 
@@ -54,11 +55,11 @@ class Outcome:
     def is_named(self) -> bool:
         """Whether the first explanation has the mistake's name, if among others that the values cannot tell apart."""
         found = self.comparison.diagnosis
-        return bool(found) and bool(_names(found[0]) & self.case.bug.causes)
+        return bool(found) and bool(_names(found[0]) & self.case.bug.others)
 
     def is_false(self) -> bool:
         """Whether an explanation, of any tap, is other than what was put in."""
-        return any(d.causes and not _names(d) & self.case.bug.causes for d in self.comparison.diagnosis)
+        return any(d.causes and not _names(d) & self.case.bug.others for d in self.comparison.diagnosis)
 
     @property
     def trouble(self) -> str:
@@ -95,41 +96,37 @@ class Models:
         request = text_request(ModelFile(path), Run(tokens=TOKENS), self.folder / f"{arch}.safetensors")
         return by_its_graph(path, request)
 
-    def taps(self, arch: str, bug: Bug | None = None, decode: int = 0) -> dict[str, Array]:
+    def taps(self, arch: str, bug: Injection | None = None, decode: int = 0) -> dict[str, Array]:
         """What an engine records, under the names that the graph knows."""
         with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
-            made = Engine if bug is None else type("Faulty", (Engine,), dict(bug.methods))
-            rows = made(self.file(arch)).run(TOKENS, len(TOKENS) - decode)
-        known = [tap.name for tap in self.opened(arch)[0].taps]
-        return {name: rows[name] for name in known if name in rows}
+            made = Engine(self.file(arch), BY_NAME["float32"], bug or NONE, inner=True)
+            rows = without_cache(made.run(TOKENS, len(TOKENS) - decode))
+        model, baseline = self.opened(arch)
+        return {tap.name: rows[tap.name].reshape(baseline[tap.name].shape) for tap in model.taps if tap.name in rows}
 
     def _right(self, arch: str, decode: int) -> dict[str, Array]:
         return self.taps(arch, None, decode)
 
-    def case(self, arch: str, bug: Bug) -> Case | None:
+    def case(self, arch: str, bug: Injection) -> Case | None:
         """Where a mistake shows first; None where it changes nothing."""
-        right, wrong = self.right(arch, _steps(bug)), self.taps(arch, bug, _steps(bug))
+        right, wrong = self.right(arch, bug.decode), self.taps(arch, bug, bug.decode)
         changed = [name for name, x in right.items() if name in wrong and _error(x, wrong[name])]
         clearly = [name for name in changed if _error(right[name], wrong[name]) > SHOWS]
         return Case(arch, bug, tuple(changed[: changed.index(clearly[0]) + 1])) if clearly else None
 
     def cases(self, arch: str) -> Iterator[Case]:
         """Every mistake that shows in an architecture."""
-        found = (self.case(arch, bug) for bug in BUGS if arch not in bug.unlike)
+        found = (self.case(arch, bug) for bug in IN_OTHERS.values() if arch not in bug.unlike)
         yield from (case for case in found if case is not None)
 
-    def judged(self, arch: str, bug: Bug | None = None, decode: int = 0) -> Comparison:
+    def judged(self, arch: str, bug: Injection | None = None, decode: int = 0) -> Comparison:
         """A run against llama.cpp's, the last tokens of both as decode steps."""
         model, baseline = self.opened(arch)
         sides = [_split(baseline, decode), _trace(self.taps(arch, bug, decode), decode)]
         return judge(model, *sides, How())
 
     def outcome(self, case: Case) -> Outcome:
-        return Outcome(case, self.judged(case.arch, case.bug, _steps(case.bug)))
-
-
-def _steps(bug: Bug) -> int:
-    return DECODE if bug.decode else 0
+        return Outcome(case, self.judged(case.arch, case.bug, case.bug.decode))
 
 
 def _error(right: Array, wrong: Array) -> float:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "reference"), str(ROOT)]
 
 from llamadiff.verbs import judging  # noqa: E402
-from proof.unseen.architectures import ARCHITECTURES  # noqa: E402
+from proof.unseen.architectures import MODELS  # noqa: E402
 from proof.unseen.crossing import Models, Outcome  # noqa: E402
 
 COUNTED = (Outcome.is_at_the_tap, Outcome.is_named, Outcome.is_false)
@@ -31,7 +31,7 @@ def main() -> int:
     bad = 0
     with tempfile.TemporaryDirectory() as folder:
         models = Models(Path(folder))
-        for arch in asked.architectures or ARCHITECTURES:
+        for arch in asked.architectures or MODELS:
             started = time.perf_counter()
             outcomes = list(_outcomes(models, arch, asked))
             counts = [sum(map(is_so, outcomes)) for is_so in COUNTED]
@@ -46,7 +46,7 @@ def _outcomes(models: Models, arch: str, asked: argparse.Namespace) -> Iterator[
         if any(text in case.bug.name for text in asked.k.split("|")):
             outcome = models.outcome(case)
             if outcome.trouble:
-                print(f"{arch}: {case.bug.name} {sorted(case.bug.causes)}: {outcome.trouble}", flush=True)
+                print(f"{arch}: {case.bug.name} {sorted(case.bug.others)}: {outcome.trouble}", flush=True)
             yield outcome
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from llamadiff.ext.explain.registry import EDITS, known_bugs
-from proof.unseen.architectures import ARCHITECTURES
-from proof.unseen.bugs import BUGS
-from proof.unseen.crossing import DECODE, Models
+from proof.injected import IN_OTHERS
+from proof.injected.base import DECODE
+from proof.unseen.architectures import MODELS
+from proof.unseen.crossing import Models
 
 NAMED = 0.97  # of the mistakes that show in an architecture
 # of each family one, and what llama.cpp's graph did not name before it was asked of it
@@ -16,11 +17,11 @@ QUICK = (
     ("gpt2", "positions: from 2, as in OPT"),
     ("bloom", "no mask"),
     ("bloom", "softmax over heads"),
-    ("bloom", "cache: rows of the first layer"),
+    ("bloom", "cache: rows of layer 0"),
     ("falcon", "side by side: no attention"),
     ("gpt2", "positions: steps lag by one"),
     ("phi3", "halves of gate and up interleaved"),
-    ("phi3", "rope: scores of unrotated Q"),
+    ("phi3", "scores of unrotated Q"),
     ("gpt-oss", "experts: by place"),
     ("gpt-oss", "bias: the next expert's"),
     ("gpt-oss", "sinks left out"),
@@ -32,9 +33,8 @@ QUICK = (
     ("mamba2", "state space: not kept between batches"),
     ("mamba2", "convolution: not kept between batches"),
     ("lfm2", "short convolution: no gate before"),
-    ("granitehybrid", "logits: of the token before"),
+    ("granitehybrid", "logits of the token before"),
 )
-BY_NAME = {bug.name: bug for bug in BUGS}
 # known bugs of ops, sizes and files that these models do not have; proof/injected and test_graph_bugs.py have them
 ELSEWHERE = {
     "norm-overflow", "norm-epsilon-in-half", "softmax-overflow", "overflow-in-half", "cache-too-short",
@@ -49,7 +49,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @pytest.mark.parametrize("decode", [0, DECODE])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", MODELS)
 def test_a_right_run_is_right_at_every_tap(arch: str, decode: int, models: Models):
     result = models.judged(arch, decode=decode)
     judged = {row.tap for row in result.rows if row.local is not None}
@@ -60,20 +60,20 @@ def test_a_right_run_is_right_at_every_tap(arch: str, decode: int, models: Model
 
 @pytest.mark.parametrize(("arch", "name"), QUICK)
 def test_a_mistake_is_named(arch: str, name: str, models: Models):
-    case = models.case(arch, BY_NAME[name])
+    case = models.case(arch, IN_OTHERS[name])
     assert case is not None
     assert models.outcome(case).trouble == ""
 
 
 def test_a_part_of_what_was_recorded_is_not_read_back(models: Models):
     """K's rotated part is read from a product that holds more."""
-    result = models.judged("deepseek2", BY_NAME["rope: scaling ignored but for its magnitude"])
+    result = models.judged("deepseek2", IN_OTHERS["rope: scaling ignored but for its magnitude"])
     assert {"q_pe-0", "k_pe-0"} <= {row.tap for row in result.wrong}
     assert all(found.causes == () for found in result.diagnosis if found.tap == "k_pe-0")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", MODELS)
 def test_the_mistakes_in_an_architecture_are_named(arch: str, models: Models):
     outcomes = [models.outcome(case) for case in models.cases(arch)]
     troubles = {outcome.case.bug.name: outcome.trouble for outcome in outcomes if outcome.trouble}
@@ -84,14 +84,13 @@ def test_the_mistakes_in_an_architecture_are_named(arch: str, models: Models):
 
 @pytest.mark.slow
 def test_every_mistake_shows_somewhere(models: Models):
-    shown = {case.bug.name for arch in ARCHITECTURES for case in models.cases(arch)}
-    assert shown == BY_NAME.keys()
+    shown = {case.bug.name for arch in MODELS for case in models.cases(arch)}
+    assert shown == IN_OTHERS.keys()
 
 
 def test_every_known_bug_of_nodes_is_injected_here_or_elsewhere():
     known = known_bugs()
     mistakes = {bug for bug, _, _ in EDITS if not known[bug].harmless and known[bug].family != "misread"}
-    injected = frozenset().union(*(bug.causes for bug in BUGS))
+    injected = frozenset().union(*(bug.others for bug in IN_OTHERS.values()))
     assert injected <= mistakes
     assert mistakes - injected <= ELSEWHERE
-    assert len(BY_NAME) == len(BUGS)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proof.unseen.model import Array
+Array = np.ndarray
 
 
 class Recurrent:
@@ -14,10 +14,9 @@ class Recurrent:
 
     file: Any
     layer: int
-    kept: Any
+    states: dict[tuple[str, int], Array]
     tap: Any
-    has: Any
-    weight: Any
+    name: Any
     bias: Any
     norm: Any
     product: Any
@@ -51,17 +50,17 @@ class Recurrent:
         return sum(rows[i : i + len(x)] * kernel[:, i] for i in range(width))
 
     def kernel(self, stem: str) -> Array:
-        return self.weight(stem)
+        return self.file[self.name(stem)]
 
     def with_history(self, x: Array, width: int) -> Array:
         """The last rows before these, and these; zeros before the first."""
         before = self.history((width - 1, x.shape[-1]))
         rows = np.concatenate([before, x])
-        self.kept["conv", self.layer] = rows[len(rows) - (width - 1) :]
+        self.states["conv", self.layer] = rows[len(rows) - (width - 1) :]
         return rows
 
     def history(self, shape: tuple[int, int]) -> Array:
-        return self.kept.get(("conv", self.layer), np.zeros(shape, np.float32))
+        return self.states.get(("conv", self.layer), np.zeros(shape, np.float32))
 
     # -- Mamba 2 ---------------------------------------------------------------------------------------------------
 
@@ -111,14 +110,14 @@ class Recurrent:
             dt = steps[t][:, None, None]
             h = self.fading(dt) * h + dt * x[t][..., None] * b[t][:, None, :]
             out.append((h * c[t][:, None, :]).sum(axis=-1))
-        self.kept["state", self.layer] = h
+        self.states["state", self.layer] = h
         return np.stack(out)
 
     def fading(self, dt: Array) -> Array:
         return np.exp(dt * self.decay()[:, None, None])
 
     def state(self, shape: tuple[int, ...]) -> Array:
-        return self.kept.get(("state", self.layer), np.zeros(shape))
+        return self.states.get(("state", self.layer), np.zeros(shape))
 
     def skipped(self, x: Array) -> Array:
         """What goes past the state: D times the input."""
