@@ -15,31 +15,35 @@ from zlib import crc32
 
 import builds
 import pytest
+from faulty import BUGS
 from machine import Machine
 from models import random_models
 from models.options import OPTIONS
 from models.small import write_model
 from once import once
 from quick import chosen, mark_slow
+from traces import TOKENS, save
 from waiting import HANG
 
+from llamadiff.candidates.reference import record as record_engine
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.verbs import record
 
-TOKENS = (1, 17, 5, 80, 42, 9, 33)
+PROMPT = (*TOKENS, 42, 9, 33)
 
 collect_ignore = ["ext/captures/sample"]  # a project of its own, whose tests test_sample.py runs
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """LLAMADIFF_TESTS=3/5: a fifth of the tests (tools/matrix.py)."""
+    """LLAMADIFF_TESTS=3/5: a fifth of the tests (tools/matrix.py), and those without which a snapshot looks unused."""
     mark_slow(items, chosen())
     part, _, parts = os.environ.get("LLAMADIFF_TESTS", "0/1").partition("/")
-    items[:] = [item for item in items if crc32(item.nodeid.encode()) % int(parts) == int(part)]
+    is_asked = lambda item: crc32(item.nodeid.encode()) % int(parts) == int(part)  # noqa: E731
+    items[:] = [item for item in items if is_asked(item) or "snapshot" in getattr(item, "fixturenames", ())]
 
 
 @pytest.hookimpl(trylast=True)
@@ -116,7 +120,7 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 def captured(small_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trace]:
     """captured("qwen2", "Q8_0", tokens): llama.cpp's run of a small model, captured once a run of the tests."""
 
-    def get(name: str = "llama", kind: str = "F16", tokens: Sequence[int] = TOKENS) -> Trace:
+    def get(name: str = "llama", kind: str = "F16", tokens: Sequence[int] = PROMPT) -> Trace:
         model = small_model(name, kind)
         content = sha256(model.read_bytes() + repr(tuple(tokens)).encode()).hexdigest()
 
@@ -132,9 +136,16 @@ def captured(small_model: Callable[..., Path], tmp_path_factory: pytest.TempPath
 def captures(small_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two captures of a small model, a.safetensors and b.safetensors; it must not be written to."""
     folder = tmp_path_factory.mktemp("captures")
-    for name, some in (("a", TOKENS), ("b", TOKENS[:4])):
+    for name, some in (("a", PROMPT), ("b", TOKENS)):
         record(small_model(kind="Q8_0"), Run(tokens=some), folder / f"{name}.safetensors")
     return folder
+
+
+@pytest.fixture(scope="session")
+def faulty(small_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a trace with a bug in it, of TOKENS: a RoPE of the other layout."""
+    trace = record_engine(BUGS[0].build(small_model()), TOKENS, "mine")
+    return save(trace, tmp_path_factory.mktemp("faulty") / "faulty.safetensors")
 
 
 @pytest.fixture(scope="session")

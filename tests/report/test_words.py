@@ -13,8 +13,8 @@ from traces import changed, only
 
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How
-from llamadiff.report.terminal.report import make_console, render
 from llamadiff.verbs.verbs import diff
+from report.snapshots import printed
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
 
@@ -27,14 +27,6 @@ def path(small_model):
 @pytest.fixture(scope="module")
 def right(path):
     return record(Engine(path), TOKENS, "right")
-
-
-def printed(result) -> str:
-    import io
-
-    file = io.StringIO()
-    render(result, make_console(file, 120))
-    return file.getvalue()
 
 
 # which comes first
@@ -92,7 +84,7 @@ def test_every_unknown_op_has_its_facts_and_its_advice(path, right):
     engine = one_row(path, maths=SimpleNamespace(**{**vars(ops), "swiglu": bent}))
     result = diff(right, record(engine, TOKENS, "mine"), path)
     assert result.first_divergence.tap == "ffn_swiglu-0"
-    text = " ".join(printed(result).split())
+    text = " ".join(printed(result, 120).split())
     assert "it is wrong only where ffn_gate-0 <= -0.05" in text
     assert "error result_norm: " in text
     assert "only token 2 is wrong" in text
@@ -208,42 +200,29 @@ def test_unknown_causes_are_one_line(path, right):
     result = diff(right, only(changed(right, **wrong), *names, "embd", "Qcur_proj", "ffn_gate", "ffn_up", "l_out",
                               "result_output"), path)  # fmt: skip
     assert [d.known for d in result.diagnosis] == [False] * 7
-    assert printed(result).count("known bugs") <= 2  # the sentence, and one line below it
+    assert printed(result, 120).count("known bugs") <= 2  # the sentence, and one line below it
 
 
-def test_a_span_before_attention_names_its_end_and_fused_kernels(path, right):
-    def blurred(*args):
-        return ops.attention_values(*args) * 1.2 + 0.01
-
-    engine = Engine(path, maths=SimpleNamespace(**{**vars(ops), "attention_values": blurred}))
-    faulty = record(engine, TOKENS, "mine")
-    recorded = [name for name in faulty if not name.startswith(("kq-", "kq_soft_max-", "kv_"))]
-    result = diff(right, only(faulty, *recorded), path, how=How(diagnose=False))
-    step = next(step for step in result.next_steps if step.startswith("write "))
-    assert step.startswith("write kv_k-0 and kv_v-0 next, the rows that attention reads")
-    assert "kq" not in step.replace("kqv_out-0", "")  # what such an engine has no tensors of
-    assert "check its scale, mask and heads, up to kqv_out-0" in step
+FUSED = ("kq-", "kq_soft_max-")
+STEPS = {  # what was not recorded of an attention that is wrong -> what to write next, or to look at
+    ("kv_", *FUSED): "write kv_k-0 and kv_v-0 next, the rows that attention reads; a fused attention has no scores to "
+    "write: check its scale, mask and heads, up to kqv_out-0",
+    FUSED: "the rows that attention reads were recorded; a fused attention has no scores to write: check its scale, "
+    "mask and heads, up to kqv_out-0",
+    ("kq-0", "kq_soft_max-0"): "write kq-0, kq_soft_max-0 next: one of these ops is wrong, or kqv_out-0 itself",
+}
 
 
-def test_an_attention_whose_rows_were_recorded_is_asked_for_no_more(path, right):
-    def blurred(*args):
-        return ops.attention_values(*args) * 1.2 + 0.01
-
-    faulty = record(Engine(path, maths=SimpleNamespace(**{**vars(ops), "attention_values": blurred})), TOKENS, "mine")
-    recorded = [name for name in faulty if not name.startswith(("kq-", "kq_soft_max-"))]
-    result = diff(right, only(faulty, *recorded), path, how=How(diagnose=False))
-    assert "the rows that attention reads were recorded" in result.next_steps[0]
-    assert not any(step.startswith("write ") for step in result.next_steps)
-
-
-def test_scores_are_asked_of_an_engine_that_has_them(path, right):
+@pytest.mark.parametrize("lacking", STEPS, ids=" ".join)
+def test_what_an_engine_has_no_tensors_of_is_not_asked_for(lacking, path, right):
     def blurred(*args):
         return ops.attention_values(*args) * 1.2 + 0.01
 
     faulty = record(Engine(path, maths=SimpleNamespace(**{**vars(ops), "attention_values": blurred})), TOKENS, "mine")
-    recorded = [name for name in faulty if name not in ("kq-0", "kq_soft_max-0")]
+    recorded = [name for name in faulty if not name.startswith(lacking)]
     result = diff(right, only(faulty, *recorded), path, how=How(diagnose=False))
-    assert "write kq-0, kq_soft_max-0 next: one of these ops is wrong, or kqv_out-0 itself" in result.next_steps
+    assert result.next_steps[0] == STEPS[lacking]
+    assert sum(step.startswith("write ") for step in result.next_steps) == STEPS[lacking].startswith("write ")
 
 
 def test_nothing_is_called_wrong_where_little_was_recorded_and_all_of_it_is_right(path, right):

@@ -78,9 +78,19 @@ def test_experts_in_another_order_are_blocks_of_rows(small_model):
     assert "blocks of 512 rows 0 and 1 are swapped" in weight_fault(model, EXPERTS, weight[[1, 0, 2, 3]].copy())
 
 
-def test_noise_is_given_no_name(small_model):
+def test_what_has_no_name_is_told_by_its_place(small_model):
     model = Model(small_model("llama", "Q8_0"))
     weight = model.weights.whole(UP)
+    assert weight_fault(model, UP, weight) is None
+    cut, one = weight.reshape(-1).copy(), weight.copy()
+    cut[32 * 100 :] = 0
+    one[3, 70] += 1
+    assert "number 100 of 4096" in weight_fault(model, UP, cut)
+    assert weight_fault(model, UP, cut).endswith("every block from there on is wrong")
+    assert "1 are wrong in all" in weight_fault(model, UP, one)
+    assert "5 values where the file has" in weight_fault(model, UP, weight.reshape(-1)[:5])
+    nibbles = weight.reshape(-1, 2)[:, ::-1].reshape(-1)
+    assert weight_fault(model, UP, nibbles) == "of every 2 columns the order is another: 1, 0"
     rng = np.random.default_rng(2)
     assert "first wrong block" in weight_fault(model, UP, weight + 0.1 * rng.standard_normal(weight.shape))
     assert "first wrong block" in weight_fault(model, UP, rng.standard_normal(weight.shape) + 1000.0)

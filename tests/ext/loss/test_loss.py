@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 from command import run as command
+from models.gguf_file import read_gguf, write_gguf
 from models.small import write_model
 
 import llamadiff
@@ -43,22 +44,11 @@ KERNELS = 0.05  # standard errors: what other CPUs' kernels round otherwise (0.0
 
 def with_restored(path: Path, names: tuple[str, ...], changed: Mapping[str, object] | None = None) -> Path:
     """The small file with some tensors of the good one, written by the gguf library; ``changed``: of its metadata."""
-    good = {tensor.name: tensor for tensor in gguf.GGUFReader(GOOD).tensors}
-    small = gguf.GGUFReader(SMALL)
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, field in small.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            kind = field.types[0]
-            value = (changed or {}).get(key, field.contents())
-            writer.add_key_value(key, value, kind, field.types[-1] if len(field.types) > 1 else None)
-    for tensor in small.tensors:
-        taken = good[tensor.name] if tensor.name in names else tensor
-        writer.add_tensor(tensor.name, taken.data, raw_dtype=taken.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    fields, tensors = read_gguf(SMALL)
+    for key, value in (changed or {}).items():
+        fields[key] = (value, *fields[key][1:])
+    good = read_gguf(GOOD)[1]
+    return write_gguf(path, fields, tensors | {name: good[name] for name in names})
 
 
 def damaged(path: Path, name: str = "blk.1.ffn_down.weight", source: Path = SMALL) -> Path:
@@ -380,34 +370,31 @@ def test_bad_input_is_a_line(tmp_path):
     assert "no such file" in refusal("compare", GOOD, PROMPT, "--candidate", tmp_path / "none.gguf")
 
 
-def test_files_of_different_models_are_a_line(tmp_path):
-    other = write_model(tmp_path / "other.gguf", "llama", layers=3)
-    assert "give two files of one model" in refusal("compare", GOOD, PROMPT, "--candidate", other)
-    arch = write_model(tmp_path / "arch.gguf", "qwen2", bias=True)
-    assert "give two files of one model" in refusal("compare", GOOD, PROMPT, "--candidate", arch)
-
-
 def test_another_vocabulary_is_a_line(tmp_path):
     tokens = gguf.GGUFReader(SMALL).fields["tokenizer.ggml.tokens"].contents()
     tokens[300] = "otherwise"
-    other = with_restored(tmp_path / "other.gguf", (), {"tokenizer.ggml.tokens": tokens})
-    assert "its vocabulary (704 tokens) is not that of tiny.F16.gguf" in refusal(
-        "compare", GOOD, PROMPT, "--candidate", other
-    )
+    said = refusal("compare", GOOD, PROMPT, "--candidate", with_restored(
+        tmp_path / "other.gguf", (), {"tokenizer.ggml.tokens": tokens}))  # fmt: skip
+    assert "its vocabulary (704 tokens) is not that of tiny.F16.gguf" in said
 
 
-def test_other_shapes_are_a_line(tmp_path):
-    good, other = (write_model(tmp_path / f"{kv}.gguf", kv_heads=kv) for kv in (2, 4))
-    with pytest.raises(UserError, match="give two files of one model"):
-        verbs.compare(good, Run(tokens=(1, 2, 3)), str(other))
+OTHERS = {  # what another file has -> what is said, of it after the good one, and before it
+    "layers": ({"layers": 3}, "give two files of one model", "give two files of one model"),
+    "an architecture": ({"arch": "qwen2", "bias": True}, "give two files of one model", "give two files of one model"),
+    "shapes": ({"kv_heads": 4}, "give two files of one model", "give two files of one model"),
+    "a tensor less": ({"drop": ("ffn_up",)}, r"other\.gguf: blk\.0\.ffn_up\.weight is missing; give two",
+                      r"good\.gguf: blk\.0\.ffn_up\.weight is missing in other\.gguf"),
+}  # fmt: skip
 
 
-def test_a_missing_tensor_is_a_line(tmp_path):
+@pytest.mark.parametrize("name", OTHERS)
+def test_files_of_different_models_are_a_line(name, tmp_path):
+    options, second, first = OTHERS[name]
     good = write_model(tmp_path / "good.gguf")
-    other = write_model(tmp_path / "less.gguf", drop=("ffn_up",))
-    with pytest.raises(UserError, match=r"less\.gguf: blk\.0\.ffn_up\.weight is missing; give two"):
+    other = write_model(tmp_path / "other.gguf", **options)
+    with pytest.raises(UserError, match=second):
         verbs.compare(good, Run(tokens=(1, 2, 3)), str(other))
-    with pytest.raises(UserError, match=r"good\.gguf: blk\.0\.ffn_up\.weight is missing in less\.gguf"):
+    with pytest.raises(UserError, match=first):
         verbs.compare(other, Run(tokens=(1, 2, 3)), str(good))
 
 

@@ -18,6 +18,8 @@ import pytest
 from command import run
 from faulty import BUGS
 from optional import needs
+from report.made_up import REPORTS, hostile
+from report.snapshots import Markdown
 from traces import TOKENS, save
 
 import llamadiff
@@ -88,45 +90,29 @@ def rendered(text):
     return Text(page)
 
 
-@pytest.fixture(scope="module")
-def result(small_model):
-    faulty = record(BUGS[0].build(small_model()), TOKENS, "my-engine")
-    return llamadiff.compare(small_model(), candidate=faulty)
-
-
 # what it says
 
 
-def test_the_block_has_finding_command_cause_taps_logits_and_sides(result):
-    text = to_markdown(result, COMMAND)
-    assert text.startswith("### WRONG: RoPE, layers 0, 1: rotates (i, i+32); this model needs (2i, 2i+1)\n")
-    assert "\n```sh\nllamadiff compare model.gguf 'it'\"'\"'s `here`' mine.safetensors\n```\n" in text
-    assert "- `rope-layout` as above. Rotate the other layout" in text
-    assert "**Around `Qcur_rope-0`**" in text
-    assert re.search(r"\| \*\*`Qcur_rope-0`\*\* \| \*\*WRONG\*\* \| [\d.e-]+ \| -\d+ \| \d+e\d+x \|", text)
-    assert re.search(r"\| 1 \| `[QK]cur_rope-1` \| \*\*WRONG\*\* \|", text)
-    assert "**Logits**: KL " in text
-    assert str(result.model["sha256"]) in text
-    assert "`type_k=F32`" in text
-    assert "my-engine" in text
+def test_the_block(snapshot, monkeypatch):
+    monkeypatch.setattr("llamadiff.ext.page.markdown.__version__", "1")
+    assert to_markdown(REPORTS["decode steps"], COMMAND) == snapshot(extension_class=Markdown)
 
 
-def test_tokens_that_the_candidate_alone_ranks_first_are_told_once(result):
+def test_a_right_run_has_no_taps_around_anything():
+    text = to_markdown(REPORTS["right"], About())
+    assert text.startswith("### MATCH: ")
+    assert not any(word in text for word in ("**Around", "**Causes", "```"))
+
+
+def test_tokens_that_the_candidate_alone_ranks_first_are_told_once():
     from llamadiff.report.facts import told_tokens
 
     own = [TopToken(40 + n, 900 + n, f"own{n}", 1.0, 9.0, n + 1) for n in range(9)]
-    logits = replace(result.logits, candidate_top=(result.logits.top[0], *own), expected=(own[0], own[8]))
+    plain = REPORTS["right"].logits
+    logits = replace(plain, candidate_top=(plain.top[0], *own), expected=(own[0], own[8]))
     told = [each.id for each in told_tokens(logits)]
-    assert told == [*(each.id for each in result.logits.top), 900, 901, 902, 903, 908]
-    assert '| 43 | 903 | `"own3"` |' in to_markdown(replace(result, logits=logits), About())
-
-
-def test_a_right_run_is_short_and_has_no_taps_around_anything(small_model):
-    text = to_markdown(llamadiff.compare(small_model(), TOKENS), About())
-    assert text.startswith("### MATCH: ")
-    assert "**Around" not in text
-    assert "```" not in text
-    assert len(text) < 4000
+    assert told == [*(each.id for each in plain.top), 900, 901, 902, 903, 908]
+    assert '| 43 | 903 | `"own3"` |' in to_markdown(replace(REPORTS["right"], logits=logits), About())
 
 
 def test_a_graph_has_a_line_for_each_layer(small_model):
@@ -135,9 +121,9 @@ def test_a_graph_has_a_line_for_each_layer(small_model):
     assert "\n| 1 | `" in text
 
 
-def test_causes_beyond_the_headline_are_told_whole(result):
-    other = replace(result, headline="something else")
-    assert "- `rope-layout` RoPE, layers 0, 1: rotates (i, i+32)" in to_markdown(other, About())
+def test_causes_beyond_the_headline_are_told_whole():
+    other = replace(REPORTS["wrong RoPE"], headline="something else")
+    assert re.search(r"- `rope-layout` RoPE .*, layers 1, 2: rotates \(i, i\+32\)", to_markdown(other, About()))
 
 
 def test_an_nmse_is_told_in_decibels_too():
@@ -150,10 +136,11 @@ def test_an_nmse_is_told_in_decibels_too():
 # how long it may be
 
 
-def test_no_report_is_longer_than_an_issue(result):
+def test_no_report_is_longer_than_an_issue():
+    result = REPORTS["decode steps"]
     long = "<@x> " * 20_000
     rows = tuple(replace(row, tap=f"{long}-{number}", layer=number // 9, verdict="wrong")
-                 for number, row in enumerate(result.rows * 60))  # fmt: skip
+                 for number, row in enumerate(result.rows * 99))  # fmt: skip
     text = to_markdown(
         replace(
             result, rows=rows, diagnosis=(), headline=long, proof=(long,) * 9, next_steps=(long,) * 99, prompt=long
@@ -164,15 +151,15 @@ def test_no_report_is_longer_than_an_issue(result):
     assert text.startswith("### WRONG")
 
 
-def test_what_does_not_fit_is_left_out_from_the_end(result):
-    results = [(Path(f"{number:03}-{'x' * 150}.safetensors"), result) for number in range(400)]
+def test_what_does_not_fit_is_left_out_from_the_end():
+    results = [(Path(f"{number:03}-{'x' * 150}.safetensors"), REPORTS["wrong RoPE"]) for number in range(400)]
     text = checks_to_markdown(results, About())
     assert len(text) <= MOST
     assert text.startswith("### WRONG: 0 of 400 runs are right")
     assert text.endswith("The JSON report has all of it.*\n")
 
 
-def test_what_was_refused_is_a_line_with_its_reason(result):
+def test_what_was_refused_is_a_line_with_its_reason():
     refused = ((Path("a|b.safetensors"), "is of <b>another</b> model"),)
     text = checks_to_markdown([], About(refused=refused))
     assert text.startswith("### UNCHECKED: 0 of 1 runs are right")
@@ -237,21 +224,11 @@ def test_foreign_text_is_shown_as_it_is(text):
 
 @needs("cmarkgfm", "nh3")
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_report_full_of_foreign_text_is_safe(result, text):
-    rows = tuple(
-        replace(row, tap=row.tap if row.verdict == "wrong" else f"{text}{row.tap}", weight=text) for row in result.rows
-    )
-    tops = tuple(TopToken(1, 2, text, 1.0, 2.0, 3) for _ in range(3))
-    hostile = replace(
-        result, headline=f"{text} is wrong", proof=(text, f"({text})"), next_steps=(text,), rows=rows, prompt=text,
-        tokens=tuple((1, text) for _ in result.tokens), logits=replace(result.logits, top=tops),
-        model={**result.model, "file": text, "architecture": text, "weight_types": {text: 1}},
-        baseline={"name": text, "version": text, "settings": {text: text}}, candidate={"name": text, "version": text},
-    )  # fmt: skip
-    page = rendered(to_markdown(hostile, About(("llamadiff", text))))
+def test_a_report_full_of_foreign_text_is_safe(text):
+    page = rendered(to_markdown(hostile(text), About(("llamadiff", text))))
     assert not MENTIONED.search(page.plain), page.plain
     assert "judged by" in page.plain
-    page = rendered(checks_to_markdown([(Path(text), hostile)], About(("llamadiff", text))))
+    page = rendered(checks_to_markdown([(Path(text), hostile(text))], About(("llamadiff", text))))
     assert not MENTIONED.search(page.plain), page.plain
 
 

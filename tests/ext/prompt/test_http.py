@@ -156,17 +156,23 @@ def test_the_key_is_sent(stranger, monkeypatch):
     assert f"\r\nAuthorization: Bearer {SECRET}\r\n".encode() in here.asked[0]
 
 
-def test_in_chunks(stranger):
-    chunks = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[1,\r\n2;x=y\r\n2]\r\n0\r\n\r\n"
-    here = stranger(saying(chunks))
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+RIGHT = {  # what is answered, what that is, and over how many connections it is asked twice
+    "in chunks": (saying(CHUNKED + b"3\r\n[1,\r\n2;x=y\r\n2]\r\n0\r\n\r\n"), "[1, 2]", 1),
+    "up to the end of the connection": (saying(b"HTTP/1.0 200 OK\r\n\r\n[1]", ends=True), "[1]", 2),
+    "no numbers": (saying(said("[NaN, 1e999]")), "[nan, inf]", 1),  # whoever computes with them looks
+    "just short enough": (saying(said(b" " * (MOST - 200) + b"1")), "1", 1),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_an_answer(name, stranger):
+    answers, value, connections = RIGHT[name]
+    here = stranger(answers)
     with Server(here.url) as server:
-        assert [server.ask("/"), server.ask("/")] == [[1, 2], [1, 2]]
-    assert here.connections == 1
-
-
-def test_up_to_the_end_of_the_connection(stranger):
-    with Server(stranger(saying(b"HTTP/1.0 200 OK\r\n\r\n[1]", ends=True)).url) as server:
-        assert [server.ask("/"), server.ask("/")] == [[1], [1]]
+        for _ in range(2):
+            assert str(server.ask("/", {})) == value
+    assert here.connections == connections
 
 
 def test_a_connection_closed_between_two_is_opened_again(stranger):
@@ -190,12 +196,6 @@ def test_once_alone(stranger):
     assert here.connections == 2
 
 
-def test_values_that_are_no_numbers(stranger):
-    """As everywhere else: whoever computes with them looks."""
-    with Server(stranger(saying(said("[NaN, 1e999]"))).url) as server:
-        assert [str(value) for value in server.ask("/")] == ["nan", "inf"]
-
-
 def test_a_busy_server_is_waited_for(stranger, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(http, "time", clock)
@@ -217,7 +217,6 @@ def test_what_a_server_is(spec, is_one):
 
 # -- hostile ones ------------------------------------------------------------------------------------------------------
 
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 ENDLESS = b"HTTP/1.1 200 OK\r\n\r\n"
 LINE = b"a: " + b"b" * 60_000 + b"\r\n"
 ANSWERS = {
@@ -330,13 +329,6 @@ def test_a_short_key_is_not_shown(key, asked, answer, is_shown, stranger, monkey
 def test_without_a_key(stranger, monkeypatch):
     monkeypatch.delenv(KEY, raising=False)
     assert f"wants a key; put it into {KEY}" in str(fault(stranger(saying(said("", "401 No"))).url))
-
-
-def test_the_cap_is_of_all_of_it(stranger):
-    """What is just short enough is taken."""
-    text = said(b" " * (MOST - 200) + b"1")
-    with Server(stranger(saying(text)).url) as server:
-        assert server.ask("/") == 1
 
 
 @pytest.mark.parametrize(

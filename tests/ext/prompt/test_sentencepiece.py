@@ -6,7 +6,6 @@ import json
 import struct
 
 import pytest
-import vocabularies
 from llamaref import Weights
 
 from llamadiff import UserError
@@ -36,13 +35,6 @@ def model(pieces, *, kind=BPE, trained=b"", normal=b""):
     """A ModelProto of (text, score, type)s."""
     made = [field(1, field(1, text.encode()) + field(2, score) + field(3, kind)) for text, score, kind in pieces]
     return b"".join(made) + field(2, field(3, kind) + trained) + field(3, field(1, b"made") + normal)
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    """vocabulary("llama-spm"): the path of such a file."""
-    folder = vocabularies.folder(tmp_path_factory)
-    return lambda name: folder / f"ggml-vocab-{name}.gguf"
 
 
 def pieces_of(path):
@@ -164,29 +156,19 @@ HOSTILE = {
     "no text": (field(1, field(1, b"\xff")), "is no SentencePiece model"),
     "words": (PIECE + field(2, field(3, WORD)), "its model_type is 3"),
     "group": (b"\x0b", "a field of the unknown type 3"),
-}
+    "too many bytes": (bytes((1 << 20) + 1), "more than 1 MiB"),
+    "a token far behind": (PIECE, "token 16000000 is added to 1 pieces",
+                           '{"added_tokens_decoder": {"16000000": {"content": "a"}}}'),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_none_is_one_line(name, tmp_path):
-    data, said = HOSTILE[name]
+def test_what_is_none_is_one_line(name, tmp_path, monkeypatch):
+    data, said, *config = HOSTILE[name]
+    monkeypatch.setattr("llamadiff.ext.prompt.tokens.sentencepiece.MOST", 1 << 20)
     (tmp_path / "tokenizer.model").write_bytes(data)
+    (tmp_path / "tokenizer_config.json").write_text(*config or ["{}"], encoding="utf-8")
     with pytest.raises(UserError) as caught:
         open_tokenizers(tmp_path)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_token_far_behind_is_refused(tmp_path):
-    (tmp_path / "tokenizer.model").write_bytes(PIECE)
-    config = {"added_tokens_decoder": {"16000000": {"content": "a"}}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(UserError, match="token 16000000 is added to 1 pieces"):
-        open_tokenizers(tmp_path)
-
-
-def test_too_many_bytes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("llamadiff.ext.prompt.tokens.sentencepiece.MOST", 1 << 20)
-    (tmp_path / "tokenizer.model").write_bytes(bytes((1 << 20) + 1))
-    with pytest.raises(UserError, match="more than 1 MiB"):
-        open_tokenizers(tmp_path)

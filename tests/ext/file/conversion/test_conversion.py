@@ -6,13 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from command import run
 from ext.file.conversion.checkpoints import MODELS, make, write_tokenizer
 from ext.file.conversion.converter import convert
 from ext.file.conversion.mistakes import CASES, INJECTED
+from models.gguf_file import read_gguf, write_gguf
 from optional import needs
 
 from llamadiff import UserError
@@ -64,22 +64,11 @@ def test_the_sentence_of_a_wrong_head_count(checkpoint, tmp_path):
 def test_fused_weights_are_legal(checkpoint, tmp_path):
     """llama.cpp's converter can put Q, K and V into one matrix; Q and K are permuted before."""
     folder = checkpoint("llama")
-    path = tmp_path / "m.gguf"
-    convert(folder, "llama", tmp_path / "split.gguf", "F32")
-    writer = gguf.GGUFWriter(path, "llama")
-    reader = gguf.GGUFReader(tmp_path / "split.gguf")
-    tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    fields, tensors = read_gguf(convert(folder, "llama", tmp_path / "split.gguf", "F32"))
     for i in range(2):
-        parts = [tensors.pop(f"blk.{i}.attn_{part}.weight") for part in "qkv"]
+        parts = [tensors.pop(f"blk.{i}.attn_{part}.weight")[0] for part in "qkv"]
         tensors[f"blk.{i}.attn_qkv.weight"] = np.concatenate(parts)
-    for name, values in tensors.items():
-        writer.add_tensor(name, values)
-    for key, field in reader.fields.items():
-        if key.startswith("llama."):
-            value = field.contents()
-            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
+    path = write_gguf(tmp_path / "m.gguf", fields, tensors)
     assert judge_weights(path, folder).findings == ()
 
 

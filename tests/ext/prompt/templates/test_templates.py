@@ -6,15 +6,14 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
 from runpy import run_path
-from threading import Thread
 
 import pytest
 from command import run
+from ext.prompt.answering import answering
 from models.tokenized import with_tokenizer
 from optional import needs
 from places import ROOT
@@ -126,12 +125,7 @@ def test_shrunk_to_what_matters(written):
     assert len(said) == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ("trim_blocks", "trim-blocks"), ("lstrip_blocks", "lstrip-blocks"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "name"), [("trim_blocks", "trim-blocks"), ("lstrip_blocks", "lstrip-blocks")])
 def test_white_space_of_blocks(change, name, written, tmp_path):
     """Another set-up of jinja2 as a function of the user's."""
     text = "{% for m in messages %}\n  {% if m.role == 'user' %}\n<u>{{ m.content }}\n  {% endif %}\n{% endfor %}\n"
@@ -263,50 +257,25 @@ def test_tokenizing_adds_bos(tmp_path):
 # -- a server ------------------------------------------------------------------------------------------------------
 
 
-class LikeLlamaServer(BaseHTTPRequestHandler):
+def as_llama_server(path, asked, mistakes):
     """llama-server's /apply-template, under /v: no BOS token, no answer that is last, errors as codes."""
-
-    protocol_version = "HTTP/1.1"
-    mistakes: Sequence[str] = ()
-
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path != "/v/apply-template":
-            return self.answer(404, {"error": {"code": 404, "message": "File Not Found"}})
-        if asked["messages"][-1]["role"] == "assistant":
-            return self.answer(200, {"prompt": "it goes on with the answer"})
-        more = asked.get("chat_template_kwargs", {})
-        if not isinstance(more.get("enable_thinking", True), bool):
-            return self.answer(400, {"error": {"message": "invalid type for enable_thinking"}})
-        if "refuses" in self.mistakes and asked.get("tools"):
-            return self.answer(500, {"error": {"code": 500, "message": "tools param requires\x1b --jinja flag"}})
-        given = {**asked, "bos_token": "<s>", "eos_token": "</s>"}
-        return self.answer(200, {"prompt": HAND(given, self.mistakes.__contains__).removeprefix("<s>")})
-
-    def answer(self, code, value):
-        data = json.dumps(value).encode()
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        pass
+    if path != "/v/apply-template":
+        return 404, {"error": {"code": 404, "message": "File Not Found"}}
+    if asked["messages"][-1]["role"] == "assistant":
+        return 200, {"prompt": "it goes on with the answer"}
+    if not isinstance(asked.get("chat_template_kwargs", {}).get("enable_thinking", True), bool):
+        return 400, {"error": {"message": "invalid type for enable_thinking"}}
+    if "refuses" in mistakes and asked.get("tools"):
+        return 500, {"error": {"code": 500, "message": "tools param requires\x1b --jinja flag"}}
+    given = {**asked, "bos_token": "<s>", "eos_token": "</s>"}
+    return 200, {"prompt": HAND(given, mistakes.__contains__).removeprefix("<s>")}
 
 
 @pytest.fixture
 def serving():
     """The address of such a server with mistakes."""
     with ExitStack() as stack:
-
-        def serve(*mistakes):
-            handler = type("Handler", (LikeLlamaServer,), {"mistakes": mistakes})
-            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler))
-            Thread(target=server.serve_forever, daemon=True).start()
-            stack.callback(server.shutdown)
-            return f"http://localhost:{server.server_port}/v"
-
-        yield serve
+        yield lambda *mistakes: stack.enter_context(answering(partial(as_llama_server, mistakes=mistakes))) + "/v"
 
 
 def test_a_server_is_right(serving, tmp_path):
@@ -389,10 +358,7 @@ def test_the_template_of_a_template_is_shown_as_it_is(written):
     ("code", "said"),
     [
         ("import signal; signal.pause()", "did not answer"),
-        ("import os; os.abort()", "died of SIGABRT before it answered"),
-        ("print('hello', flush=True)", "which is no JSON"),
         ("import sys; print(5, flush=True); sys.stdin.read()", "expected the prompt as a JSON string"),
-        ("print('9' * (5 << 20), flush=True)", "more than"),
         ("import sys, json; print(json.dumps('x' * (2 << 20)), flush=True); sys.stdin.read()", "2097152 characters"),
     ],
 )
