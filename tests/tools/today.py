@@ -56,6 +56,8 @@ REASONS = {
     "structures are known neither by headers": "not in the table of structures; tests/tools/structures.py adds it",
     "unknown model architecture": "an older llama.cpp, or a fork, without this architecture",
     "wrong number of tensors": "an older llama.cpp, or a fork, that does not know all tensors of this architecture",
+    "missing tensor '": "an older llama.cpp, or a fork, whose architecture of this name has other tensors",
+    "GGML_ASSERT(buffer) failed": "an older llama.cpp, which aborts while it loads this file",
     "llama-hparams.cpp": "an older llama.cpp, or a fork, that aborts at sizes of this file which it does not expect",
     "iqk_flash_attn.cpp": "the fork's own flash attention, which aborts at some sizes",
 }

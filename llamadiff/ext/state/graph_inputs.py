@@ -35,6 +35,7 @@ class GraphInputs:
         """A pass begins, or a context."""
         self.keys = ""  # the cache that scores were made of last
         self._told: dict[int, int] = {}  # address -> what was told of it
+        self._copied: dict[int, tuple[Tensor, bytes]] = {}  # a copy's address -> the input that it is made of
 
     def tell(self, node: Tensor, start: int, rows: int) -> None:
         """What a node is given, before it runs."""
@@ -48,6 +49,7 @@ class GraphInputs:
             cache = _cache_behind(node.sources[0])
             self._say(SHIFT if cache else POSITIONS, cache, node.sources[1], start, rows)
         elif node.op in ("SCALE", "CPY", *_IDS):
+            self._note_copy(node)
             self._tell_states(node, {"start": start, "rows": rows})
 
     def _tell_states(self, node: Tensor, whose: Mapping[str, int]) -> None:
@@ -85,6 +87,12 @@ class GraphInputs:
         if base is not None and base.name.startswith(f"{CACHE}k"):
             self.keys = base.name
 
+    def _note_copy(self, node: Tensor) -> None:
+        """An input that is copied for several layers: once it is, its own memory may be another's."""
+        source = _plain(node.sources[0])
+        if node.op == "CPY" and source.op == "NONE" and not source.name.startswith(CACHE):
+            self._copied[node.address] = source, bytes(source.data)
+
     def _tell_mask(self, node: Tensor, start: int, rows: int) -> None:
         place = _MASKS[node.op]
         if node.op == "FLASH_ATTN_EXT":
@@ -93,10 +101,10 @@ class GraphInputs:
             self._say(MASK, self.keys, node.sources[place], start, rows)
 
     def _say(self, what: str, cache: str, source: Tensor, start: int, rows: int, shape: tuple[int, ...] = ()) -> None:
-        source = _plain(source)  # what it is made of is there already
+        source, data = self._copied.get(source.address) or (_plain(source), None)  # what it is made of is there already
         if source.op != "NONE":
             return
-        data = source.data
+        data = source.data if data is None else data
         told = zlib.crc32(data)
         is_same = self._told.get(source.address) == told
         if is_same and what == POSITIONS:
