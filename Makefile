@@ -31,7 +31,7 @@ FLAGS_avx2 = $(OFF) -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -
 FLAGS_plain = $(OFF) -DGGML_SSE42=OFF -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF
 OLDEST = $(shell sed -n 's/.*"\(llama-cpp-python\)>=\([^"]*\)".*/\1==\2/p' pyproject.toml)
 
-.PHONY: help install develop demo test test-all builds without matrix today backends fuzz lint capture bench profile zoo docs model clean
+.PHONY: help install develop demo test test-all mutants builds without matrix today backends fuzz lint capture bench profile zoo docs model clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' Makefile | expand -t 12
@@ -68,9 +68,15 @@ test: develop  ## the quick tests, and the captures; with EXTRAS="torch compiler
 	$(BIN)/python $(PYTEST) $(QUICK) $(SLICE:%=$(CONTRACTS) tests/ext/%)
 	$(if $(SLICE),,$(BIN)/llamadiff check captures)
 
-test-all: $(WHOLE)  ## every test, the slow ones too
-	$(BIN)/python $(PYTEST)
+test-all: $(WHOLE)  ## every test, the slow ones too; with PART=3/24 one part of them
+	$(if $(PART),LLAMADIFF_TESTS=$(PART)) $(BIN)/python $(PYTEST)
 	$(BIN)/llamadiff check captures
+
+mutants: $(WHOLE)  ## which test finds which mutant, and the quick tests anew: hours
+	$(PIP) coverage
+	$(BIN)/python tests/tools/mutants.py follow -n $(CORES) --dist worksteal
+	$(BIN)/python tests/tools/mutants.py kill
+	$(BIN)/python tests/tools/mutants.py choose
 
 builds: $(BUILDS:%=build/%/tested)  ## llama.cpp built three times, and the quick tests on each
 

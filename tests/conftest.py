@@ -21,7 +21,7 @@ from models import random_models
 from models.options import OPTIONS
 from models.small import write_model
 from once import once
-from quick import chosen, mark_slow
+from quick import mark_slow, read_quick_cases
 from traces import TOKENS, save
 from waiting import HANG
 
@@ -40,10 +40,12 @@ collect_ignore = ["ext/captures/sample"]  # a project of its own, whose tests te
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """LLAMADIFF_TESTS=3/5: a fifth of the tests (tools/matrix.py), and those without which a snapshot looks unused."""
-    mark_slow(items, chosen())
+    mark_slow(items, read_quick_cases())
     part, _, parts = os.environ.get("LLAMADIFF_TESTS", "0/1").partition("/")
-    is_asked = lambda item: crc32(item.nodeid.encode()) % int(parts) == int(part)  # noqa: E731
-    items[:] = [item for item in items if is_asked(item) or "snapshot" in getattr(item, "fixturenames", ())]
+    items[:] = [
+        item for item in items
+        if crc32(item.nodeid.encode()) % int(parts) == int(part) or "snapshot" in getattr(item, "fixturenames", ())
+    ]  # fmt: skip
 
 
 @pytest.hookimpl(trylast=True)

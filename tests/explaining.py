@@ -37,16 +37,7 @@ def name_of(case: Case) -> str:
     return f"{injection.name}-{model}-{kind}"
 
 
-# of each family a few
-QUICK = {
-    "embedding: negated-llama-F16", "rope: YaRN inverted-llama-yarn-F16", "no residual-llama-F16",
-    "cache: ten rows for twelve-llama-F16", "cache in bfloat16-llama-F16", "recorded cache in Q8_0-llama-F16",
-    "fused: head by head-qwen2-fused-F16", "mask hides the own key-llama-F16", "router: best last-moe-F16",
-    "half: up overflows-llama-large-F16",
-}  # fmt: skip
-INJECTED = [
-    pytest.param(*case, id=name_of(case), marks=[pytest.mark.quick] * (name_of(case) in QUICK)) for case in CASES
-]
+INJECTED = [pytest.param(*case, id=name_of(case)) for case in CASES]
 
 
 class Explained:

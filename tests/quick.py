@@ -16,7 +16,7 @@ import pytest
 CHOSEN = Path(__file__).with_name("quick.json")  # file -> function -> its quick cases; "" is that of one without
 
 
-def chosen() -> Mapping[str, Mapping[str, list[str]]]:
+def read_quick_cases() -> Mapping[str, Mapping[str, list[str]]]:
     """Of each file and function of tests that was known the cases that are quick."""
     return {} if os.environ.get("LLAMADIFF_QUICK") == "all" else json.loads(CHOSEN.read_text("utf-8"))
 
@@ -24,12 +24,12 @@ def chosen() -> Mapping[str, Mapping[str, list[str]]]:
 def mark_slow(items: Iterable[pytest.Item], quick: Mapping[str, Mapping[str, list[str]]]) -> None:
     """Mark what was known and not chosen."""
     for item in items:
-        file, function, case = parted(item.nodeid)
+        file, function, case = split_test_id(item.nodeid)
         if case not in quick.get(file, {}).get(function, [case]):
             item.add_marker(pytest.mark.slow)
 
 
-def parted(test: str) -> tuple[str, str, str]:
+def split_test_id(test: str) -> tuple[str, str, str]:
     """A test's file, function and case."""
     file, _, rest = test.partition("::")
     function, _, case = rest.partition("[")

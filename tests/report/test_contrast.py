@@ -17,7 +17,6 @@ from llamadiff.report.terminal.report import render
 from llamadiff.result import notebook
 from report.made_up import SHAPES, explained, rows
 
-pytestmark = pytest.mark.quick  # every style, theme and shape says something of its own
 LEAST = 4.5
 Rgb = tuple[int, int, int]
 

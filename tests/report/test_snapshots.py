@@ -13,8 +13,6 @@ from llamadiff.report.junit import checks_to_junit
 from report.made_up import REPORTS, SHAPES
 from report.snapshots import Csv, Json, Text, Xml, printed
 
-pytestmark = pytest.mark.quick  # each says something of its own
-
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_short(name: str, snapshot: SnapshotAssertion) -> None:

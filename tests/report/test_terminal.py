@@ -75,7 +75,6 @@ def test_the_verdict_is_a_word_in_the_first_and_in_the_last_line(name: str) -> N
 # the table
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("layers", [3, 24, 80, 200])
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_one_bug_takes_25_lines_however_deep_the_model_is(layers: int, everywhere: bool) -> None:

@@ -5,9 +5,9 @@
     python tests/tools/mutants.py choose                   tests/quick.json, which `make test` runs
     python tests/tools/mutants.py survivors                mutants that nothing found, to be looked at
 
-A mutant is one edit of one expression. It is shown to the tests that run its line, quick ones first, until two have
-found it. The quick suite is a greedy cover, by seconds: of each mutant two that find it, where there are two, and of
-each line one that runs it. What was found lies in build/mutants; coverage is what has to be installed besides.
+A mutant is one edit of one expression. It is shown to the tests that run its line, quick ones first, until two find
+it. The quick suite shows the most that its seconds can: each mutant that anything finds, twice where two do; lines that
+are run, and functions of tests. What was found lies in build/mutants; coverage is what has to be installed besides.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import heapq
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from queue import SimpleQueue
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from places import ROOT  # noqa: E402
-from quick import CHOSEN, parted  # noqa: E402
+from quick import CHOSEN, split_test_id  # noqa: E402
 
 from tools.without import copied  # noqa: E402
 
@@ -41,8 +42,10 @@ SOURCES = ("llamadiff", "reference/llamaref")
 SEED = 1
 KILLERS = 2  # that each mutant is to have
 LEAST = 0.02  # seconds that any test costs: to be collected, named, reported
+LINE, FUNCTION, MUTANT = 1.0, 5.0, 1000.0  # what it is worth that a line is run, a function of tests, a mutant found
 BUDGET = 60.0  # seconds of tests that a mutant is shown to, by what they took before
 PATIENCE = (40.0, 4.0)  # seconds before a mutant hangs: so many, and so many times what its tests took before
+PART = re.compile(r" \((setup|call|teardown)\)$")  # of a test, as pytest says it to its children
 NOT_SHOWN = ("tests/house/", "tests/prose/", "tests/tools/")  # they read the source, or start suites
 RC = """[run]
 source =
@@ -205,7 +208,7 @@ def lines() -> dict[str, set[tuple[str, int]]]:
         name = str(Path(file).relative_to(ROOT))
         for line, contexts in data.contexts_by_lineno(file).items():
             for context in contexts:
-                found[context.partition(" (")[0].partition("|")[0]].add((name, line))
+                found[PART.sub("", context)].add((name, line))
     found.pop("", None)
     return found
 
@@ -223,7 +226,7 @@ class Fate:
     all: bool
 
 
-def show(mutant: Mutant, tests: Sequence[str], took: Mapping[str, float], place: Path) -> Fate:
+def run_over(mutant: Mutant, tests: Sequence[str], took: Mapping[str, float], place: Path) -> Fate:
     """Run tests over a mutant, until enough have found it."""
     chosen: list[str] = []
     spent = 0.0
@@ -280,7 +283,7 @@ def kill(count: int, workers: int) -> None:
         def one(mutant: Mutant) -> Fate:
             place = places.get()
             try:
-                return show(mutant, by_line[mutant.file, mutant.line], took, place)
+                return run_over(mutant, by_line[mutant.file, mutant.line], took, place)
             finally:
                 places.put(place)
 
@@ -300,17 +303,21 @@ def read(record: Path) -> list[dict[str, object]]:
 
 
 def cover(
-    shows: Mapping[str, Collection[object]], cost: Mapping[str, float], wanted: Mapping[object, int]
+    shows: Mapping[str, Collection[object]],
+    cost: Mapping[str, float],
+    wanted: Mapping[object, tuple[int, float]],
+    budget: float,
 ) -> list[str]:
-    """Tests that show each thing as often as it is ``wanted``, or as there are tests: the most for their cost first.
+    """The tests that show most for their cost first, until the next one would be more than is left of the ``budget``.
 
-    Greedy (Chvatal 1979): within a logarithm of the cheapest cover.
+    ``wanted``: how often a thing is to be shown, and what that is worth. Greedy (Chvatal 1979; Khuller, Moss and Naor
+    1999 for a budget).
     """
-    left = dict(wanted)
+    left = {thing: times for thing, (times, _) in wanted.items()}
     chosen: list[str] = []
 
     def worth(test: str) -> float:
-        return sum(left[each] > 0 for each in shows[test]) / (cost[test] + LEAST)
+        return sum(wanted[each][1] for each in shows[test] if left[each] > 0) / (cost[test] + LEAST)
 
     queue = [(-worth(test), test) for test in shows]
     heapq.heapify(queue)
@@ -319,39 +326,46 @@ def cover(
         now = worth(test)
         if now and queue and now < -queue[0][0]:
             heapq.heappush(queue, (-now, test))
-        elif now:
+        elif now and cost[test] + LEAST <= budget:
+            budget -= cost[test] + LEAST
             chosen.append(test)
             for each in shows[test]:
                 left[each] -= 1
     return chosen
 
 
-def choose() -> None:
+def choose(budget: float) -> None:
     """Write tests/quick.json: of each function of tests the cases that are quick."""
-    took = seconds()
-    shows: dict[str, set[object]] = {test: set(run) for test, run in lines().items() if test in took}
-    wanted: dict[object, int] = {line: 1 for run in shows.values() for line in run}
+    took, run = seconds(), lines()
+    shows: dict[str, set[object]] = {test: set(run.get(test, ())) for test in took}
+    wanted: dict[object, tuple[int, float]] = {line: (1, LINE) for its in shows.values() for line in its}
     for said in read(FOLDER / "fates.jsonl"):
         mutant = Mutant(**said["mutant"])
-        for test in said["killers"]:
-            if test in shows:
-                shows[test].add(mutant)
-                wanted[mutant] = KILLERS
-    for test in took:
-        if test.startswith(NOT_SHOWN) or test not in shows:  # they are about no line: each is its own reason
-            shows[test] = {test}
-            wanted[test] = 1
-    chosen = cover(shows, took, wanted)
+        for test in shows.keys() & said["killers"]:
+            shows[test].add(mutant)
+            wanted[mutant] = KILLERS, MUTANT
+    for test, its in shows.items():
+        file, function, _ = split_test_id(test)
+        its.add((file, function))
+        wanted[file, function] = 1, FUNCTION
+        if file.startswith(NOT_SHOWN):  # they are about no line: each is its own reason
+            its.add(test)
+            wanted[test] = 1, FUNCTION
+    chosen = cover(shows, took, wanted, budget)
     files: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for test in sorted(took):
-        file, function, _ = parted(test)
+        file, function, _ = split_test_id(test)
         files[file].setdefault(function, [])
     for test in sorted(chosen):
-        file, function, case = parted(test)
+        file, function, case = split_test_id(test)
         files[file][function].append(case)
-    CHOSEN.write_text(json.dumps(files, indent=1, ensure_ascii=True) + "\n", "utf-8")
-    cost = sum(took[test] for test in chosen)
-    print(f"{len(chosen)} of {len(took)} tests, {cost:.0f} of {sum(took.values()):.0f} processor seconds")
+    kept = json.dumps(files, ensure_ascii=True, separators=(",", ":")).replace('},"tests/', '},\n"tests/')
+    CHOSEN.write_text(f"{kept}\n", "utf-8")
+    shown: set[object] = set().union(*(shows[test] for test in chosen))
+    print(f"{len(chosen)} of {len(took)} tests, {sum(took[test] for test in chosen):.0f} of {sum(took.values()):.0f} s")
+    for kind, about in ((Mutant, "mutants that something finds"), (tuple, "lines and functions")):
+        of_kind = {each for each in wanted if isinstance(each, kind)}
+        print(f"{len(of_kind & shown)} of {len(of_kind)} {about}")
 
 
 def survivors() -> Iterable[str]:
@@ -366,6 +380,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=("follow", "kill", "choose", "survivors"))
     parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, default=400.0, help="of a processor, that quick tests may take")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options, words = parser.parse_known_args()
     if options.step == "follow":
@@ -373,7 +388,7 @@ def main() -> None:
     elif options.step == "kill":
         kill(options.count, options.workers)
     elif options.step == "choose":
-        choose()
+        choose(options.seconds)
     else:
         print(*survivors(), sep="\n")
 

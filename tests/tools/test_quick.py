@@ -7,7 +7,7 @@ import json
 
 import pytest
 from places import ROOT
-from quick import CHOSEN, mark_slow, parted
+from quick import CHOSEN, mark_slow, split_test_id
 
 from tools import mutants
 
@@ -40,16 +40,37 @@ def test_what_was_chosen_is_there():
 
 
 def test_a_test_has_a_file_a_function_and_a_case():
-    assert parted("tests/a.py::test_b[c::d[1]-e]") == ("tests/a.py", "test_b", "c::d[1]-e")
-    assert parted("tests/a.py::test_b") == ("tests/a.py", "test_b", "")
+    assert split_test_id("tests/a.py::test_b[c::d[1]-e]") == ("tests/a.py", "test_b", "c::d[1]-e")
+    assert split_test_id("tests/a.py::test_b") == ("tests/a.py", "test_b", "")
 
 
 def test_a_cover_shows_all_as_often_as_is_wanted_and_takes_the_cheap():
     shows = {"dear": "abcd", "ab": "ab", "cd": "cd", "a": "a", "none": ""}
     cost = {"dear": 9.0, "ab": 1.0, "cd": 1.0, "a": 0.5, "none": 0.0}
-    assert sorted(mutants.cover(shows, cost, dict.fromkeys("abcd", 1))) == ["ab", "cd"]
-    assert sorted(mutants.cover(shows, cost, {**dict.fromkeys("abcd", 1), "a": 2})) == ["a", "ab", "cd"]
-    assert sorted(mutants.cover(shows, cost, dict.fromkeys("abcd", 9))) == ["a", "ab", "cd", "dear"]  # as there are
+    once = dict.fromkeys("abcd", (1, 1.0))
+    assert sorted(mutants.cover(shows, cost, once, 99)) == ["ab", "cd"]
+    assert sorted(mutants.cover(shows, cost, {**once, "a": (2, 1.0)}, 99)) == ["a", "ab", "cd"]
+    assert sorted(mutants.cover(shows, cost, dict.fromkeys("abcd", (9, 1.0)), 99)) == ["a", "ab", "cd", "dear"]
+    assert sorted(mutants.cover(shows, cost, once, 1.2)) == ["ab"]
+    assert sorted(mutants.cover(shows, cost, {**once, "d": (1, 9.0)}, 1.2)) == ["cd"]  # what is worth most
+
+
+def test_a_mutant_is_found_by_the_tests_that_fail_or_end_over_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    place = tmp_path / "copy"
+    (place / "tests/tools").mkdir(parents=True)
+    for name in ("followed.py", "__init__.py"):
+        (place / "tests/tools" / name).write_text((ROOT / "tests/tools" / name).read_text("utf-8"), "utf-8")
+    (place / "pyproject.toml").write_text("[tool.pytest.ini_options]\n", "utf-8")
+    (tmp_path / "m.py").write_text("ONE = 1\n", "utf-8")
+    tests = {"right": "assert m", "wrong": "assert m.ONE == 1", "without_end": "m.ONE == 1 or os._exit(9)"}
+    code = "\n".join(f"def test_{name}():\n    {line}" for name, line in tests.items())
+    (place / "test_m.py").write_text(f"import os\nimport m\n{code}\n", "utf-8")
+    (mutant,) = mutants.mutants_of(tmp_path / "m.py")
+    took = {f"test_m.py::test_{name}": number / 10 for number, name in enumerate(tests)}
+    found = mutants.run_over(mutant, list(took), took, place)
+    assert set(found.killers) == {"test_m.py::test_wrong", "test_m.py::test_without_end"}
+    assert (place / "m.py").read_text("utf-8") == "ONE = 1\n"
 
 
 EDITED = {

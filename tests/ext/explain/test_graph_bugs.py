@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -153,14 +154,7 @@ def named_in(one: Recorded, part: int) -> dict[tuple[str, str], set[str]]:
     return out
 
 
-def crossed():
-    """Every model with every part of the bugs; two parts, each in another model, are quick."""
-    quick = [("stablelm", 1), ("llama-yarn", 4)]
-    return [pytest.param(name, part, marks=[pytest.mark.quick] * ((name, part) in quick))
-            for name in (*MODELS, *OTHERS) for part in range(PARTS)]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "part"), crossed())
+@pytest.mark.parametrize(("name", "part"), product((*MODELS, *OTHERS), range(PARTS)))
 def test_a_bug_at_a_node_is_named(name, part, injected):
     """One that comes to another where more was recorded may be called that."""
     found = injected(name, part)

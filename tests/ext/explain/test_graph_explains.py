@@ -19,9 +19,7 @@ def explained(small_model):
     return Explained(small_model)
 
 
-SOON = {"rope-layout + rope-base on one op", "missing qk-norm, layers alone"}
-SEVERAL = [pytest.param(trial, id=trial.name, marks=[pytest.mark.quick] * (trial.name in SOON))
-           for trial in (*spans(), *pairs())]  # fmt: skip
+SEVERAL = [pytest.param(trial, id=trial.name) for trial in (*spans(), *pairs())]
 
 
 @pytest.mark.parametrize("trial", SEVERAL)

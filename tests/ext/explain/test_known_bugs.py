@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from explaining import CASES, FLOOR, INJECTED, QUICK, Explained, name_of
+from explaining import FLOOR, INJECTED, Explained
 from proof.injected import ALL, INJECTIONS
 from proof.injected.base import Injection
 
@@ -29,10 +29,6 @@ def explained(small_model):
 def compared(explained):
     """The comparison of a faulty run with the right one."""
     return lambda *case: explained.compared(case)
-
-
-def test_the_quick_cases_are_cases():
-    assert {name_of(case) for case in CASES} >= QUICK
 
 
 @pytest.mark.parametrize(("injection", "model", "kind"), WRONG)

@@ -269,7 +269,6 @@ def test_split_files_are_one_model(tmp_path, small_model):
 PAIRS = [*((kind, "F32") for kind in ("F16", "BF16", "Q8_0", "Q5_0", "Q4_0")), ("Q8_0", "Q4_0"), ("Q4_0", "Q5_0")]
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(("kind", "other"), PAIRS)
 def test_honest_quantization_is_noise(kind, other, small_model):
     report = judge_weights(small_model("llama", kind), small_model("llama", other))

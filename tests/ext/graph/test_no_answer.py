@@ -28,14 +28,6 @@ NOTHING = (  # what answers with nothing
 )  # fmt: skip
 
 
-QUICK = {"ggml_get_type_traits_cpu", "llama_model_n_swa", "ggml_type_name", "ggml_build_forward_expand", "ggml_op_desc"}
-
-
-def cases(*names: str) -> list:
-    """Each is dear; some few are run each time."""
-    return [pytest.param(name, marks=[pytest.mark.quick] * (name in QUICK)) for name in names]
-
-
 @pytest.fixture
 def run_without(monkeypatch):
     """run_without(words, model): the verdicts of ``backend`` and ``compare``, each with its reasons; or the refusal."""
@@ -60,12 +52,12 @@ def check(found: list[tuple[str, str]], name: str) -> None:
         assert re.search(rf"{name}\b|no name for|not known|not found|blocks of", said) or verdict == "match", said
 
 
-@pytest.mark.parametrize("name", cases(*ALL, *(name for name in OTHERS if name not in ALL)))
+@pytest.mark.parametrize("name", [*ALL, *(name for name in OTHERS if name not in ALL)])
 def test_a_function_that_is_not_there_makes_nothing_wrong(name, run_without, small_model):
     check(run_without(name, small_model("llama", "Q8_0")), name)
 
 
-@pytest.mark.parametrize("name", cases(*NOTHING))
+@pytest.mark.parametrize("name", NOTHING)
 def test_a_function_that_says_nothing_makes_nothing_wrong(name, run_without, small_model):
     check(run_without(f"-{name}", small_model("llama", "Q8_0")), name)
 

@@ -29,7 +29,7 @@ from llamadiff.llamacpp.request import Request
 from llamadiff.numerics import tolerances
 
 RUNS = [
-    pytest.param(range(10), id="few", marks=pytest.mark.quick),
+    pytest.param(range(10), id="few"),
     pytest.param(range(10, 110), id="many", marks=pytest.mark.slow),
 ]
 HALF = np.float16

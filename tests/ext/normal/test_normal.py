@@ -141,7 +141,6 @@ def model_of(name: str, folder: Path) -> Path:
     return write_model(path, kind="F16", **OPTIONS[word])
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("name", MODELS)
 def test_of_a_right_run_all_is_the_models(name, tmp_path):
     result = verbs.compare(model_of(name, tmp_path), Run(tokens=TOKENS))
@@ -207,7 +206,6 @@ def judged(model: Path, taps: dict[str, Any], folder: Path) -> Comparison:
     return verbs.compare(model, Run(tokens=TOKENS), str(trace), How(diagnose=False))
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("what", RUNS)
 def test_the_layer_since_which_it_is_the_code_is_right(what, tmp_path):
     arch, ran, right, wrong, since = RUNS[what]

@@ -54,7 +54,7 @@ def found(path, folder):
 PLAIN = field(3, 1) + field(4, 0)  # a space first, and several stay
 
 
-@pytest.mark.parametrize("name", [pytest.param("llama-spm", marks=pytest.mark.quick), "nomic-bert-moe"])
+@pytest.mark.parametrize("name", ["llama-spm", "nomic-bert-moe"])
 def test_the_same_tokenizer(vocabulary, tmp_path, name):
     path = vocabulary(name)
     fields = Weights(path).fields

@@ -18,18 +18,9 @@ from llamadiff.ext.prompt.tokenizer import PRE_TOKENIZERS, Rules, Tokenizer, as_
 PRES = {id(pre): name for name, pre in reversed(PRE_TOKENIZERS.items()) if name != "whitespace"}  # one name of each
 
 
-QUICK = {"llama-spm", "phi-3", "gpt-2", "bert-bge"}  # all kinds of tokens that are not dear are in these
-
-
-def of_each_kind(names=vocabularies.NAMES):
-    """All vocabularies, a few of them in the quick tests."""
-    return [pytest.param(name, marks=[pytest.mark.quick] * (name in QUICK)) for name in names]
-
-
 def rows(*table):
-    """The rows of a table that begin with a vocabulary, those of few vocabularies in the quick tests."""
-    marked = [pytest.mark.quick]
-    return [pytest.param(*row, id=f"{row[0]}-{n}", marks=marked * (row[0] in QUICK)) for n, row in enumerate(table)]
+    """The rows of a table that begin with a vocabulary."""
+    return [pytest.param(*row, id=f"{row[0]}-{n}") for n, row in enumerate(table)]
 
 
 @cache
@@ -53,7 +44,7 @@ def parting(tokenizer, path, texts, special=True):
 # -- real vocabularies -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", of_each_kind(vocabularies.WITH_TEXTS))
+@pytest.mark.parametrize("name", vocabularies.WITH_TEXTS)
 def test_expected_ids(vocabulary, name):
     tokenizer = tokenizer_of(vocabulary(name))
     plain = tokenizer.with_rules(dataclasses.replace(tokenizer.rules, add_bos=False, add_eos=False))
@@ -63,7 +54,7 @@ def test_expected_ids(vocabulary, name):
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", of_each_kind())
+@pytest.mark.parametrize("name", vocabularies.NAMES)
 def test_llama_cpp_agrees(vocabulary, name, count):
     path = vocabulary(name)
     tokenizer = tokenizer_of(path)
@@ -72,7 +63,7 @@ def test_llama_cpp_agrees(vocabulary, name, count):
     assert parting(tokenizer, path, texts[:500], special=False) == []
 
 
-@pytest.mark.parametrize("name", of_each_kind())
+@pytest.mark.parametrize("name", vocabularies.NAMES)
 def test_llama_cpp_gives_the_same_text_back(vocabulary, name):
     tokenizer, llama = tokenizer_of(vocabulary(name)), LlamaTokens(vocabulary(name))
     every = range(len(tokenizer.vocabulary))
@@ -82,9 +73,7 @@ def test_llama_cpp_gives_the_same_text_back(vocabulary, name):
         assert [tokenizer.decode(each, special) for each in ids] == llama.decoded(ids, special)
 
 
-@pytest.mark.parametrize(
-    "pre", [pytest.param(pre, marks=[pytest.mark.quick] * (not n % 6)) for n, pre in enumerate(PRES.values())]
-)
+@pytest.mark.parametrize("pre", PRES.values())
 def test_llama_cpp_cuts_words_the_same(vocabulary, tmp_path, pre):
     path = vocabularies.with_pre(vocabulary("gpt-2"), tmp_path / "pre.gguf", pre)
     tokenizer = Tokenizer(Weights(path).fields)
@@ -92,7 +81,6 @@ def test_llama_cpp_cuts_words_the_same(vocabulary, tmp_path, pre):
 
 
 @pytest.mark.parametrize("pre", sorted({*PRES.values()} - {"superbpe"}))  # whose regex counts all digits at each
-@pytest.mark.quick
 def test_long_words_take_no_long_time(pre):
     """Of a regex that looks at all of a word at each of its characters, superbpe's, this takes half an hour."""
     for part in ("1", "A", "é", " ", "a ", "x\u0301", "漢", "'"):
@@ -143,7 +131,6 @@ WORDS = [  # a pre-tokenizer, a text, the original's words, llama.cpp's
 
 
 @pytest.mark.parametrize(("pre", "text", "right", "theirs"), WORDS)
-@pytest.mark.quick
 def test_words_of_the_original(pre, text, right, theirs):
     words = PRE_TOKENIZERS[pre].words
     assert ("|".join(words(text, original=True)), "|".join(words(text))) == (right, theirs)
@@ -263,7 +250,7 @@ def test_white_space_may_be_no_word(tmp_path):
 INVALID = (b"\xff", b"a\xe4\xb8b", b"\xe4ab", b"\xf0\x9f\x98", b"\x80", b"a\xc3", b"\xc3\xa9\xff")
 
 
-@pytest.mark.parametrize("name", of_each_kind(["gpt-2", "qwen2", "bert-bge", "nomic-bert-moe", "llama-spm"]))
+@pytest.mark.parametrize("name", ["gpt-2", "qwen2", "bert-bge", "nomic-bert-moe", "llama-spm"])
 def test_invalid_utf8(vocabulary, name):
     texts = [data.decode("utf-8", "surrogateescape") for data in INVALID]
     assert parting(tokenizer_of(vocabulary(name)), vocabulary(name), texts) == []
@@ -285,7 +272,6 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("fields", "words"), WRONG)
-@pytest.mark.quick
 def test_what_is_not_known_is_said(fields, words):
     with pytest.raises(ModelError, match="tokenizer.ggml." + re.escape(words)):
         Tokenizer(fields)

@@ -187,13 +187,13 @@ def replace_arrays(trace, arrays):
     [
         pytest.param(
             "#include <stdlib.h>\n__attribute__((constructor)) static void die(void) { abort(); }",
-            "the process that opened it died of SIGABRT", marks=pytest.mark.quick,
+            "the process that opened it died of SIGABRT",
         ),
         pytest.param(
             "#include <unistd.h>\n__attribute__((constructor)) static void wait(void) { for (;;) pause(); }",
             "hangs: ", marks=pytest.mark.slow,
         ),
-        pytest.param("int nothing;", "libllama.so: has no llama_", marks=pytest.mark.quick),
+        pytest.param("int nothing;", "libllama.so: has no llama_"),
     ],
 )  # fmt: skip
 def test_a_variant_that_dies_or_hangs_is_a_line(code, said, build, small_model, tmp_path):

@@ -212,12 +212,7 @@ def test_products_are_verified_by_sketch_from_a_length_on(n, path):
     assert said == (None if n == 32 else {"taps": 15, "combinations": COUNT, "span": SPAN, "seed": 1})
 
 
-QUICK = ("llama", "gemma2", "llama-biased", "moe", "llama-large")
-
-
-@pytest.mark.parametrize(
-    "arch", [pytest.param(arch, marks=[pytest.mark.quick] if arch in QUICK else []) for arch in sorted(OPTIONS)]
-)
+@pytest.mark.parametrize("arch", sorted(OPTIONS))
 def test_every_architecture_is_judged_alike_by_sketch(arch, small_model, monkeypatch):
     """The same verdicts and arithmetics, and errors of the same size; what a sketch stood for is what its tap has."""
     model = small_model(arch)

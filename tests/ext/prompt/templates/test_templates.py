@@ -46,7 +46,6 @@ MISTAKES = {
     "tojson-html": "", "tojson-indent": "", "tojson-indented": "", "tojson-sorted": "", "tool-calls-ignored": "",
     "tools-ignored": "", "trim-ignored": "",
 }  # fmt: skip
-QUICK = ("bos-twice", "newline-eaten", "thoughts-kept")
 
 
 def engine(*mistakes):
@@ -78,9 +77,7 @@ def test_an_engine_written_by_hand_is_right(written):
     assert len(result.chosen.conversations) > 100
 
 
-@pytest.mark.parametrize(
-    "mistake", [pytest.param(each, marks=pytest.mark.quick) if each in QUICK else each for each in MISTAKES]
-)
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found_and_named(mistake, written):
     result = found(written(), engine(mistake))
     assert (result.verdict, len(result.places)) == ("wrong", 1)
@@ -105,7 +102,7 @@ def test_two_mistakes_show_at_their_lines(written):
     ("mistake", "line", "messages"),
     [
         ("tojson-html", "(call.function.arguments | tojson)", 1),
-        pytest.param("trim-ignored", "message.content | trim", 1, marks=pytest.mark.quick),
+        pytest.param("trim-ignored", "message.content | trim", 1),
         ("parts-lines", "part.text", 1),
         ("tools-ignored", "Tools:", 1),
         ("reasoning-kept", "eos_token", 2),
@@ -285,9 +282,7 @@ def test_a_server_is_right(serving, tmp_path):
     assert result.lacking_bos == len(result.chosen.conversations) > 100
 
 
-@pytest.mark.parametrize(
-    "mistake", [pytest.param("newline-eaten", marks=pytest.mark.quick), "tojson-indent", "trim-ignored"]
-)
+@pytest.mark.parametrize("mistake", ["newline-eaten", "tojson-indent", "trim-ignored"])
 def test_a_mistake_of_a_server(mistake, serving, tmp_path):
     result = found(with_tokenizer(tmp_path / "m.gguf", WRITTEN, adds_bos=True), serving(mistake))
     assert (MISTAKES[mistake] or mistake) in [cause.name for cause in result.places[0].causes]

@@ -19,7 +19,6 @@ from random_texts import RandomTexts
 ENGINE = ROOT / "tests/ext/prompt/tokens/engine.py"
 RIGHT = ("gpt-2", "llama-bpe", "qwen2", "llama-spm", "phi-3", "bert-bge", "nomic-bert-moe", "deepseek-llm",
          "deepseek-coder", "falcon", "mpt", "starcoder", "refact", "command-r", "qwen35")  # fmt: skip
-QUICK = {"gpt-2", "llama-spm", "phi-3", "bert-bge"}
 INVALID = (b"\xff", b"a\xe4\xb8b", b"\xf0\x9f\x98", b"\x80", b"a\xc3", b"\xc3\xa9\xff", b"\xc0\x80", b"\xed\xa0\x80")
 
 
@@ -43,7 +42,7 @@ def parting(path, texts):
 # -- the right one -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.quick] * (name in QUICK)) for name in RIGHT])
+@pytest.mark.parametrize("name", RIGHT)
 def test_the_engine_does_as_llama_cpp_does(vocabulary, name):
     path = vocabulary(name)
     texts = texts_for(read(path), 5000, seed=41) + [data.decode("utf-8", "surrogateescape") for data in INVALID]
@@ -51,13 +50,12 @@ def test_the_engine_does_as_llama_cpp_does(vocabulary, name):
 
 
 @pytest.mark.parametrize("pre", PRE)
-@pytest.mark.quick
 def test_every_expression_cuts_as_llama_cpp_does(vocabulary, tmp_path, pre):
     path = vocabularies.with_pre(vocabulary("gpt-2"), tmp_path / "pre.gguf", pre)
     assert parting(path, texts_for(read(path), 600, seed=42)) == []
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.quick] * (name in QUICK)) for name in RIGHT])
+@pytest.mark.parametrize("name", RIGHT)
 def test_the_engine_gives_the_same_text_back(vocabulary, name):
     path = vocabulary(name)
     engine, pieces = Engine(read(path)), LlamaTokens(path).pieces()
@@ -96,7 +94,6 @@ LONG = {"truncated", "words-of-100"}  # of which no short text can tell
 
 
 @pytest.mark.parametrize("mistake", ENCODING)
-@pytest.mark.quick
 def test_a_mistake_shows(vocabulary, mistake):
     name, text, _ = ENCODING[mistake]
     right, wrong = Engine(read(vocabulary(name))), Engine(read(vocabulary(name)), [mistake])
@@ -105,13 +102,11 @@ def test_a_mistake_shows(vocabulary, mistake):
 
 
 @pytest.mark.parametrize("name", sorted({name for name, *_ in ENCODING.values()}))
-@pytest.mark.quick
 def test_llama_cpp_makes_none_of_them(vocabulary, name):
     assert parting(vocabulary(name), [text for other, text, _ in ENCODING.values() if other == name]) == []
 
 
 @pytest.mark.parametrize("mistake", DECODING)
-@pytest.mark.quick
 def test_a_mistake_shows_on_the_way_back(vocabulary, mistake):
     name, text, part, _ = DECODING[mistake]
     right, wrong = Engine(read(vocabulary(name))), Engine(read(vocabulary(name)), [mistake])

@@ -41,21 +41,10 @@ def tokens(path: Path, candidate: str | None, count: int = TEXTS) -> run.Tokens:
     return run.tokens(path, candidate, Settings(), silent, run.Wanted(count))
 
 
-QUICK = {  # cases that show what the others show, and take a second
-    "phi-3", "bert-bge", "llama-spm-bos-twice", "phi-3-special-last-missing", "phi-3-space-prefix-once",
-    "llama-spm-bytes-unknown", "llama-spm-nfkc", "llama-spm-cut-at-nul", "bert-bge-case-kept", "gpt-2-off-by-one",
-    "llama-spm-characters-bytes", "bert-bge-chinese-joined", "llama-spm-utf8-each", "gpt-2-alphabet-left",
-    "llama-spm-special-dropped", "llama-spm-byte-names", "bert-bge-hashes", "gpt-2-right",
-}  # fmt: skip
-
-
 def cases(*rows: tuple[str, ...]) -> list[object]:
-    """The rows of a table, some of them for the quick tests."""
+    """The rows of a table by name."""
     names = ["-".join([row[0], *(each or "right" for each in row[1:2])]) for row in rows]
-    return [
-        pytest.param(*row, id=name, marks=[pytest.mark.quick] * (name in QUICK))
-        for row, name in zip(rows, names, strict=True)
-    ]
+    return [pytest.param(*row, id=name) for row, name in zip(rows, names, strict=True)]
 
 
 # -- engines of strangers ----------------------------------------------------------------------------------------------
@@ -312,9 +301,7 @@ def written_tokenizer(path: Path, folder: Path, pre: str) -> Path:
 
 
 @needs("tokenizers")
-@pytest.mark.parametrize(
-    "pre", [*(pytest.param(each, marks=pytest.mark.quick) for each in ("gpt-2", "qwen2")), "starcoder", "llama-bpe"]
-)
+@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "starcoder", "llama-bpe"])
 def test_a_file_s_wrong_pre_tokenizer_is_named_with_the_right_one(vocabulary, tmp_path, pre, monkeypatch):
     monkeypatch.setattr("llamadiff.ext.prompt.tokens.of_checkpoint.TEXTS", 1000)
     folder = written_tokenizer(vocabulary("gpt-2"), tmp_path / "checkpoint", pre)
