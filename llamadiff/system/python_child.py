@@ -128,16 +128,14 @@ def end_session(process: int) -> None:
 
 
 def said_in_a_fork(say: Callable[[], None], seconds: int) -> tuple[bytes, int]:
-    """What a function prints in a process of its own, which may take so many ``seconds`` -> and its return code.
-
-    Nothing where none can fork.
-    """
+    """What a function prints in a process of its own in ``seconds`` -> and its return code; nothing without forks."""
     said, code = b"", 0
     if sys.platform != "win32":
         read, write = os.pipe()
         child = os.fork()
         if not child:
             with suppress(BaseException):
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whoever uses this package may have a handler
                 signal.alarm(seconds)
                 os.dup2(write, 1)
                 say()

@@ -163,7 +163,7 @@ def test_the_quick_tests_leave_out_the_slow_ones_and_the_whole_suite_none(tmp_pa
         [line for line in planned(tmp_path / "venv", target) if "-m pytest" in line] for target in ("test", "test-all")
     )
     assert len(quick) == len(whole) == 1
-    assert quick == [f'{whole[0].strip()} -m "not slow" -o faulthandler_timeout=600']
+    assert quick[0].strip() == f'{whole[0].strip()} -m "not slow" -o faulthandler_timeout=600'
     readme = (ROOT / "README.md").read_text("utf-8")
     assert "make test " in readme
     assert "make test-all " in readme

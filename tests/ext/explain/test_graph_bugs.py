@@ -154,7 +154,7 @@ def named_in(one: Recorded, part: int) -> dict[tuple[str, str], set[str]]:
     return out
 
 
-@pytest.mark.parametrize(("name", "part"), product((*MODELS, *OTHERS), range(PARTS)))
+@pytest.mark.parametrize(("name", "part"), [*product((*MODELS, *OTHERS), range(PARTS))])
 def test_a_bug_at_a_node_is_named(name, part, injected):
     """One that comes to another where more was recorded may be called that."""
     found = injected(name, part)

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from command import processes_of, run
@@ -81,9 +82,12 @@ def test_a_judge_that_fails_ends_a_program_that_waits_for_room(runner, small_mod
 
 
 def test_a_library_that_hangs_there_is_refused(monkeypatch):
+    before = signal.signal(signal.SIGALRM, lambda *_: None)  # as a program that uses llamadiff may have it
     monkeypatch.setattr(watched_ggml, "PATIENCE", 1)
-    monkeypatch.setattr(watched_ggml, "main", lambda *_: signal.pause())
-    assert "SIGALRM" in watch_there._asked("base", "cpu").refused
+    monkeypatch.setattr(watched_ggml, "main", lambda *_: threading.Event().wait())
+    refused = watch_there._asked("base", "cpu").refused
+    signal.signal(signal.SIGALRM, before)
+    assert "SIGALRM" in refused
 
 
 def saying(line):

@@ -228,7 +228,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("code", "said"), HOSTILE)
 def test_hostile_commands_are_one_line(vocabulary, code, said):
-    command = shlex.join([sys.executable, "-c", f"import signal; {code}"])
+    command = shlex.join([sys.executable, "-c", f"import signal, sys; {code}"])
     patience = BRIEF if "within" in said else HANG
     done = llamadiff("tokens", vocabulary("llama-spm"), "--candidate", command, "--timeout", patience, "--count", 9)
     assert said in one_line(done)
