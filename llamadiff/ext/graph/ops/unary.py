@@ -49,7 +49,8 @@ def softplus(x: Array) -> Array:
 
 def _gelu_quick_single(x: Array) -> Array:
     """The same in float32, as ggml fills its table (ggml-cpu/vec.h)."""
-    power = np.exp((np.float32(QUICK) * x).astype(np.float64)).astype(np.float32)
+    with np.errstate(over="ignore"):  # beyond float32 it is infinite, as ggml's is
+        power = np.exp((np.float32(QUICK) * x).astype(np.float64)).astype(np.float32)
     return np.asarray(x * (np.float32(1) / (np.float32(1) + power)))
 
 
