@@ -66,6 +66,10 @@ def _pairs(text: str) -> list[int] | None:
 # parameter -> the words that say it, and whether what they say is the value
 PARAMETERS: dict[str, tuple[str, Callable[..., bool]]] = {
     "sentence": (r"(.*)", lambda value, said: said == value),
+    "zeros below": (  # somewhere between two values of the cache
+        r"it reads zeros for the values of ([KV]) that are below (\S+)",
+        lambda value, side, said: value[0] == side and float(said) == pytest.approx(value[1], rel=0.01),
+    ),
     "mean square at least": (r"each row's mean square counts as at least (\S+)", near),
     "channels summed": (
         r"its mean square is of channels (\d+) to (\d+) alone, divided by (\d+)",

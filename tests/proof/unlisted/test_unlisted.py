@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from proof.unlisted.bugs import UNLISTED, Unlisted
+from proof.unlisted.kept import KEPT
 from proof.unlisted.more import MORE
 from proof.unlisted.runs import compared, judged
 from proof.unlisted.said import says
@@ -33,6 +34,11 @@ def test_an_unlisted_mistake_is_read_back(name: str, folder: Path):
 @pytest.mark.parametrize("name", MORE)
 def test_another_unlisted_mistake_is_read_back(name: str, folder: Path):
     _check(MORE[name], folder)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_rows_of_a_cache_are_read_back_as_they_were_read(name: str, folder: Path):
+    _check(KEPT[name], folder)
 
 
 def _check(mistake: Unlisted, folder: Path, arithmetic: str = "float32") -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from proof.strangers.arithmetic import half, silu
 from proof.unlisted.truth.attention import (
+    channel_plus,
     cut,
     distance,
     head_places,
@@ -20,14 +21,16 @@ from proof.unlisted.truth.attention import (
     key_rows,
     keys_for_keys,
     leaking,
+    limited_rows,
     not_rescaled,
     one_scale,
     other_rows,
     own_row,
+    part_times,
+    row_beside,
     row_scales,
     rows_for_rows,
     rows_late,
-    rows_times,
     scored,
     shifted_values,
     sum_counts,
@@ -37,6 +40,7 @@ from proof.unlisted.truth.attention import (
     unseen,
     v_heads,
     value_lacks,
+    whole_rows,
     window,
 )
 from proof.unlisted.truth.ffn import (
@@ -194,7 +198,11 @@ CHECKS: dict[str, Callable[..., bool]] = {
     r"(, and nor is its sum)?": not_rescaled,
     r"in place of V's rows? ([\d, ]+) it reads rows? ([\d, ]+)": rows_for_rows,
     r"in place of V's rows? (.*) it reads layer (\d+)'s": other_rows,
-    r"it reads V's rows? (.*) times (\S+)": rows_times,
+    r"it reads [KV]'s (head|channel|row)s? (.*) times (\S+)": part_times,
+    r"(\S+) times the (row before|row after|head before) is added to each row of [KV] that it reads": row_beside,
+    r"(.*) is added to [KV]'s channels? (.*), in all heads": channel_plus,
+    r"it reads [KV] rounded (.*)": whole_rows,
+    r"it (limits|reads zeros for) the values of [KV] (?:to|that are below) (\S+)": limited_rows,
     r"it reads zeros for V's rows? (.*)": lambda op, rows: other_rows(op, rows, None),
     r"its (gate|up) is cut off (above|below|beyond) (\S+)": clamped,
     r"it is (.*) \* up, where silu\(gate\) \* up is right": lambda op, name: op.are(

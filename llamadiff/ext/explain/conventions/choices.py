@@ -82,7 +82,10 @@ def _unweighted(model: Runnable, pairs: Pairs) -> Iterator[Choice]:
 def _scaled(model: Runnable, pairs: Pairs) -> Iterator[Choice]:
     """A part of the attention scale in Q, in K, or in both, or in the scores; for exp2, times log2(e)."""
     scale = 1 / math.sqrt(model.sizes["dim"])
-    sides = {word: _factor(pairs[word], scale) for word in (*Q_WORDS, *K_WORDS, SCORES) if word in pairs}
+    folded = [scale**part * base for part in PARTS for base in (1.0, math.log2(math.e))]
+    sides = {word: _factor(pairs[word], folded) for word in (*Q_WORDS, *K_WORDS) if word in pairs}
+    if SCORES in pairs:
+        sides[SCORES] = _factor(pairs[SCORES], [*folded, 1 / scale])
     factors = {word: factor for word, factor in sides.items() if factor is not None}
     for before, word in (("Qcur_proj", "Qcur_rope"), ("Kcur_proj", "Kcur_rope")):  # whatever else RoPE gets wrong
         if before in factors and word in pairs and f"{word[:4]}_normed" not in pairs:
@@ -90,15 +93,18 @@ def _scaled(model: Runnable, pairs: Pairs) -> Iterator[Choice]:
     last = [next((factors[word] for word in reversed(words) if word in factors), 1.0) for words in (Q_WORDS, K_WORDS)]
     if SCORES in pairs and math.prod(last) != 1.0:  # scores have both sides' factors, whatever else is wrong with them
         factors[SCORES] = math.prod(last)
-    done = {word: "scaled" if factor == scale else f"times {factor:.12f}" for word, factor in factors.items()}
+    done = {word: "scaled" if factor == scale else f"times {factor:.12g}" for word, factor in factors.items()}
     if not done:
+        return
+    if factors == {SCORES: 1 / scale}:
+        yield Choice("records its scores before they are scaled", done)
         return
     where = [name for name, words in (("Q", Q_WORDS), ("K", K_WORDS)) if set(words) & set(done)] or ["the scores"]
     yield Choice(f"has the attention scale in {' and '.join(where)}", done)
 
 
-def _factor(pair: tuple[Tap, Array, Array], scale: float) -> float | None:
-    """The folded factor that a tap has against the baseline's; None if it has none."""
+def _factor(pair: tuple[Tap, Array, Array], folded: Sequence[float]) -> float | None:
+    """Which of the ``folded`` factors a tap has against the baseline's; None if it has none."""
     own, right = (np.asarray(x, np.float64) for x in pair[1:])
     if pair[0].causal:
         own, right = np.tril(own), np.tril(right)
@@ -108,7 +114,6 @@ def _factor(pair: tuple[Tap, Array, Array], scale: float) -> float | None:
     ratio = float((own * right).sum()) / size
     if not ratio > 0 or metrics.nmse(own / ratio, right, 0) > ALIKE:
         return None
-    folded = [scale**part * base for part in PARTS for base in (1.0, math.log2(math.e))]
     near = min(folded, key=lambda factor: abs(math.log(factor / ratio)))
     return near if abs(math.log(near / ratio)) <= NEAR else None
 

@@ -7,7 +7,7 @@ thousand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,31 +17,29 @@ from llamaref.weights import each_expert
 from numpy.typing import NDArray
 
 from llamadiff.ext.explain.case import Case
+from llamadiff.ext.explain.conventions import cached
+from llamadiff.ext.explain.conventions.evenness import (
+    CRUDE,
+    EVEN,
+    SUMMED,
+    USUAL_OF_8,
+    Looks,
+    even,
+    is_steady,
+)
 from llamadiff.ext.explain.conventions.recipes import Op, Product, recipe_of
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.numerics.policies import F32
-from llamadiff.numerics.rounding import BLOCKS, LEVELS, OWN, TENSOR, UNIFORM, steps
+from llamadiff.numerics.rounding import BLOCKS, OWN, TENSOR, steps
 
 Array = NDArray[Any]
-Looks = dict[int, tuple[float, float]]  # what shares a step -> the kurtosis of movements in steps, and their rms
 
-EVEN = 8.0  # the largest movement over their rms: sqrt(3) of a rounding, up to this where roundings add up
 STEPS_OF_8 = 1.25  # steps of 8 bits that activations may be moved by at most: 1 where values are cut off
-STEPS_OF_4 = LEVELS / 7 * STEPS_OF_8  # the same of a cache, which may have 4
-USUAL = 1.5 * UNIFORM * LEVELS / 7  # the rms of 4 bits, in steps of 8, with some room
-USUAL_OF_8 = 0.75  # the rms of 8 bits, in steps: 0.58 where values are cut off
-FLOATING = 2.0**-6  # of a value: sums and values of 16 bits are moved by less
-SUMMED = EVEN * 2.0**-7  # the same where an error is a sum of many
-CRUDE = 2.0**-7  # of a value (an angle, an exponent), that a table or a polynomial of 16 bits is off by at most
 SMALLEST = 2.0**-14  # float16's smallest normal: below it values have no 16 bits
 LEFT = 0.05  # of the error, that the movement of inputs may leave unexplained
-STEADY = 0.8  # of the movement, that one factor or one vector may explain: more is no rounding
-FEW = 16  # values that look like a factor, or like a vector, by chance
 MOST_WORK = 3e10  # multiplications of one least squares
 LARGE = 1 << 22  # weights, or results, that are looked at of one product
 RIDGE = 1e-14  # of the squares' trace: keeps what is not determined small
-ALIKE = 6.0  # how many times the movement of the median token one may have
-UNEVEN = 100.0  # where what is rounded has hardly anything to lose: probabilities near one
 BY_TABLE = ("ROPE", "SOFT_MAX", "SWIGLU")  # ops that engines look up or approximate
 KEPT = {"kv_k": "kept_k", "kv_v": "kept_v"}  # caches -> their rows on the way into them
 
@@ -51,13 +49,15 @@ def looks_of(case: Case, error: Array) -> Looks:
     recipe = recipe_of(case)
     if isinstance(recipe, Product):
         return _of_product(case, recipe, error)
-    if case.tap.kind.word == "kq":
-        return _of_scores(case, recipe, error)
-    if case.tap.kind.word == "kqv_out":
-        return _of_values(recipe, error)
     right = np.asarray(recipe.compute(case.carrier)[0], np.float64)
     if case.tap.kind.word in KEPT:
-        return _like_rounding(error, right, STEPS_OF_4)
+        return cached.of_rows(right, error)
+    if case.tap.kind.word in ("kq", "kqv_out"):
+        others, rows = (np.asarray(x[0], np.float64) for x in recipe.given)
+        if case.tap.kind.word == "kqv_out":
+            return cached.of_values(others, rows, error.reshape(len(error), len(others), -1))
+        seen = case.run.positions[None, :] <= case.run.positions[:, None]
+        return cached.of_scores(others, rows, error.swapaxes(0, 1), seen)
     return _of_value(case, recipe, right, error)
 
 
@@ -73,7 +73,7 @@ def _of_product(case: Case, product: Product, error: Array) -> Looks:
     there = np.isfinite(error).all(axis=-1, keepdims=True)
     x, error = np.where(there, x, 0.0), np.where(there, error, 0.0)
     matrices = list(_matrices(case, product))
-    if _is_steady(error, _each(matrices, x)):
+    if is_steady(error, _each(matrices, x)):
         return {}
 
     def spread(block: int) -> Array:
@@ -81,11 +81,11 @@ def _of_product(case: Case, product: Product, error: Array) -> Looks:
         moved = np.square(_steps_of(case, x, block))
         return np.asarray(np.sqrt(_each([replace(one, w=np.square(one.w)) for one in matrices], moved)))
 
-    terms = _even(0.0, [(OWN, np.abs(error), spread(OWN))], SUMMED, 2 * EVEN)
+    terms = even(0.0, [(OWN, np.abs(error), spread(OWN))], SUMMED, 2 * EVEN)
     if determines(case):
         return _of_inputs(case, matrices, x, error) or terms
     blocks = ((block, np.abs(error), spread(block)) for block in BLOCKS if block != OWN)
-    return terms | _even(np.inf, blocks, SUMMED, EVEN, USUAL_OF_8)
+    return terms | even(np.inf, blocks, SUMMED, EVEN, USUAL_OF_8)
 
 
 def determines(case: Case) -> bool:
@@ -109,57 +109,6 @@ def _of_inputs(case: Case, matrices: Sequence[_Matrix], x: Array, error: Array) 
     return _like_rounding(d, x, step=partial(_steps_of, case)) if enough else {}
 
 
-def _of_scores(case: Case, recipe: Op, error: Array) -> Looks:
-    """Of Q and K, before their product."""
-    q, k = (np.asarray(x[0], np.float64) for x in recipe.given)
-    seen = case.run.positions[None, :] <= case.run.positions[:, None]
-    right = np.einsum("thd,shd->ths", q, k) * seen[:, None]
-    error = error.swapaxes(0, 1) * seen[:, None]  # [token, head, key]
-    if _is_steady(error.reshape(len(seen), -1), right.reshape(len(seen), -1)):
-        return {}
-
-    def spread(block: int) -> Array:
-        dq, dk = steps(q, block), steps(k, block)
-        moved = np.einsum("thd,shd->ths", q * q, dk * dk) + np.einsum("thd,shd->ths", dq * dq, k * k)
-        return np.asarray(np.sqrt(moved) * seen[:, None])
-
-    return _of_cache(error, spread)
-
-
-def _of_values(recipe: Op, error: Array) -> Looks:
-    """Of V before it is weighed, or of its weights."""
-    p, v = _merged(*(np.asarray(x[0], np.float64) for x in recipe.given))
-    right = np.einsum("hts,shd->thd", p, v)
-    error = error.reshape(right.shape)
-
-    def spread(block: int) -> Array:
-        return np.asarray(np.sqrt(np.einsum("hts,shd->thd", p * p, steps(v, block) ** 2)))
-
-    looks: Looks = {}
-    if not _is_steady(error.reshape(len(error), -1), right.reshape(len(right), -1)):
-        looks = _of_cache(error, spread)
-    terms = np.einsum("hts,shd->thd", p, np.abs(v))  # of one weight near one, rounding is a factor
-    return looks or _even(0.0, [(OWN, np.abs(error), terms)], CRUDE / 2, UNEVEN)
-
-
-def _of_cache(error: Array, spread: Callable[[int], Array]) -> Looks:
-    """Of sums over a cache, which may have 4 bits; not where all of it shares a step, which outliers make large."""
-
-    def movements(blocks: Iterable[int]) -> Iterator[tuple[int, Array, Array]]:
-        return ((block, np.abs(error), spread(block)) for block in blocks)
-
-    shared = _even(np.inf, movements([TENSOR]), SUMMED, EVEN, USUAL_OF_8)
-    return shared | _even(np.inf, movements(block for block in BLOCKS if block != TENSOR), SUMMED, EVEN, USUAL)
-
-
-def _merged(p: Array, v: Array) -> tuple[Array, Array]:
-    """Weights [head, token, key] and values [key, head, dim] of keys that differ: rows that are alike err as one."""
-    _, first, same = np.unique(v.reshape(len(v), -1), axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(same.reshape(-1), kind="stable")
-    starts = np.searchsorted(same.reshape(-1)[order], np.arange(len(first)))
-    return np.asarray(np.add.reduceat(p[..., order], starts, axis=-1)), v[first]
-
-
 def _of_value(case: Case, recipe: Op, right: Array, error: Array) -> Looks:
     """Of each value by itself, where sines, exponentials and the like are approximate.
 
@@ -177,9 +126,9 @@ def _of_value(case: Case, recipe: Op, right: Array, error: Array) -> Looks:
     there = np.isfinite(error).reshape(len(error), -1).all(axis=1)
     error, right, size = (x[there] for x in (error, right, size))
     rows = error.reshape(len(error), -1), right.reshape(len(right), -1)
-    if _is_steady(*rows):
+    if is_steady(*rows):
         return {}
-    looks = _even(0.0, [(OWN, np.abs(error), size)], CRUDE)
+    looks = even(0.0, [(OWN, np.abs(error), size)], CRUDE)
     whole = float(np.sqrt((error**2).sum() / (right**2).sum()))
     return {block: (kurtosis, whole) for block, (kurtosis, _) in looks.items()}
 
@@ -196,51 +145,10 @@ def _lengths_of_pairs(x: Array, case: Case) -> Array:
 
 def _like_rounding(d: Array, x: Array, most: float = STEPS_OF_8, step: Callable[[Array, int], Array] = steps) -> Looks:
     """The roundings that a movement d of values x [token, ..., n] looks like: bounded, even, no factor, no vector."""
-    if not np.isfinite(d).all() or not d.any() or _is_steady(d, x):
+    if not np.isfinite(d).all() or not d.any() or is_steady(d, x):
         return {}
     blocks = [block for block in BLOCKS if block <= 0 or x.shape[-1] % block == 0]
-    return _even(most, ((block, np.abs(d), step(x, block)) for block in blocks))
-
-
-def _even(
-    most: float,
-    movements: Iterable[tuple[int, Array, Array]],
-    own: float = FLOATING,
-    even: float = EVEN,
-    usual: float = np.inf,
-) -> Looks:
-    """Of movements [token, ...] in several steps (block, movement, its steps), those that rounding may make.
-
-    They are even over all values, in every token as in the others, and no larger than it. ``most``: how many steps
-    rounding may move a value by; ``own``: the part of a value, where that is its own step; ``even``: how many times the
-    rms one value may be moved by; ``usual``: the largest rms, in steps.
-    """
-    found: Looks = {}
-    for block, moved, step in movements:
-        in_steps = np.divide(moved, step, out=np.zeros_like(moved), where=step > 0).reshape(len(moved), -1)
-        counts = (step > 0).reshape(len(moved), -1).sum(axis=1)
-        tokens = np.sqrt((in_steps**2).sum(axis=1) / np.maximum(counts, 1))[counts > 0]
-        size, peak = float(np.sqrt((in_steps**2).sum() / max(1, counts.sum()))), float(in_steps.max())
-        alike = even >= UNEVEN or not len(tokens) or tokens.max() <= ALIKE * np.median(tokens)
-        if 0 < peak <= min(own if block == OWN else most, even * size) and size <= usual and alike:
-            fourth = float((in_steps**4).sum() / max(1, counts.sum()))
-            found[block] = fourth / size**4, size
-    return found
-
-
-def _is_steady(d: Array, x: Array) -> bool:
-    """Whether one factor a token, or one vector for all tokens, makes most of a movement [token, n]."""
-    if x.shape[-1] < FEW:
-        d, x = d.reshape(1, -1), x.reshape(1, -1)
-    total = float((d * d).sum())
-    size = np.maximum((x * x).sum(axis=-1), 1e-300)
-    factors = (d * x).sum(axis=-1) ** 2 / size
-    plain = x.reshape(-1, x.shape[-1])
-    rows = np.unique(np.round(plain / max(plain.std(), 1e-300), 2), axis=0, return_index=True)[1]
-    some = d.reshape(-1, d.shape[-1])[rows]
-    vector = len(some) * float((some.mean(axis=0) ** 2).sum()) / max(float((some * some).sum()), 1e-300)
-    factor = x.shape[-1] >= FEW and factors.sum() > STEADY * total
-    return bool(factor or (len(some) >= 4 and vector > STEADY))
+    return even(most, ((block, np.abs(d), step(x, block)) for block in blocks))
 
 
 def _steps_of(case: Case, x: Array, block: int) -> Array:

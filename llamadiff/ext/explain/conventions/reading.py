@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.explain.case import Case, NotRecordedError
-from llamadiff.ext.explain.conventions.looks import BY_TABLE, KEPT, LARGE, UNEVEN, Looks, determines, looks_of
+from llamadiff.ext.explain.conventions.evenness import UNEVEN, Looks
+from llamadiff.ext.explain.conventions.looks import BY_TABLE, KEPT, LARGE, determines, looks_of
 from llamadiff.ext.explain.conventions.recipes import Product, recipe_of
 from llamadiff.ext.explain.diagnose import Scene, case_of
 from llamadiff.ext.explain.search import VARIES, Fit, replayed, search

@@ -15,7 +15,8 @@ import numpy as np
 from llamadiff.ext.explain.alter import moved_on
 from llamadiff.ext.explain.case import NotRecordedError
 from llamadiff.ext.explain.pattern.deviation import SAME, counted, listed
-from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, Readings, factor_of, first_fit
+from llamadiff.ext.explain.read_back.kept import changed
+from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, Readings, first_fit
 from llamadiff.ext.explain.read_back.rope import complex_pairs, turned_by
 from llamadiff.judge.fact import Fact
 from llamadiff.trace.taps import Tap
@@ -59,7 +60,7 @@ def attention(o: Observed) -> Facts:
     m = _parts(o)
     if m is None:
         return
-    readings = (_heads, _left_out, _not_rescaled, _turned, _shifted, _rows, _rows_of_heads)
+    readings = (_heads, _left_out, _not_rescaled, _turned, _shifted, _rows, _rows_of_heads, _changed)
     yield from first_fit(lambda fits: bool(fits()), *(each(m) for each in readings))
 
 
@@ -199,11 +200,8 @@ def _rows(m: Mixed) -> Readings:
         elif (near == rows).all():
             says = f"in place of V's {counted('row', rows)} it reads layer {layer}'s"
             yield _with_rows(m, rows, v[near]).fits, Fact("V layer", says, (layer, *map(int, rows)))
-    zeros, factor = np.zeros_like(m.v[rows]), float(factor_of(m.v[rows], other[rows]))
     says = f"it reads zeros for V's {counted('row', rows)}"
-    yield _with_rows(m, rows, zeros).fits, Fact("V zero", says, tuple(map(int, rows)))
-    says = f"it reads V's {counted('row', rows)} times {factor:.4g}"
-    yield _with_rows(m, rows, factor * m.v[rows]).fits, Fact("V factor", says, (factor, *map(int, rows)))
+    yield _with_rows(m, rows, np.zeros_like(m.v[rows])).fits, Fact("V zero", says, tuple(map(int, rows)))
 
 
 def _rows_of_heads(m: Mixed) -> Readings:
@@ -221,6 +219,15 @@ def _rows_of_heads(m: Mixed) -> Readings:
         says = f"rows of V are read from {listed(said)}, zeros where there are none"
         values = tuple(number for pair in moved.items() for number in pair)
         yield replace(m, v=v).fits, Fact("V rows of heads", says, values)
+
+
+def _changed(m: Mixed) -> Readings:
+    """V's rows in another form."""
+
+    def made(rows: Array) -> Array:
+        return replace(m, v=rows).compute()
+
+    return ((replace(m, v=rows).fits, fact) for rows, fact in changed("V", m.v, made, m.recorded))
 
 
 def _solved(m: Mixed) -> Array:

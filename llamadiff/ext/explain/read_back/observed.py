@@ -161,7 +161,7 @@ def strictly(left: float) -> float:
 
 def sole(values: Array, near: float) -> float | None:
     """The one number that all values are, within ``near`` of it; None if they differ."""
-    middle = float(np.median(values))
+    middle = float(np.median(values)) if values.size else 0.0
     return middle if values.size and float(np.abs(values - middle).max()) <= near else None
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from llamadiff.ext.explain.case import NotRecordedError
 from llamadiff.ext.explain.pattern.deviation import SAME, counted, listed, numbered
+from llamadiff.ext.explain.read_back.kept import changed
 from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, Readings, factor_of, first_fit
 from llamadiff.judge.fact import Fact
 
@@ -44,7 +45,7 @@ def scores(o: Observed) -> Facts:
     """The heads and the rows of K that were read."""
     s = _parts(o)
     if s is not None:
-        yield from first_fit(s.fits, _heads(s), _newest(s), _rows(s))
+        yield from first_fit(s.fits, _heads(s), _newest(s), _rows(s), _changed(s))
 
 
 def _parts(o: Observed) -> Scored | None:
@@ -111,6 +112,15 @@ def _rows(s: Scored) -> Readings:
     if len(zero):
         said.append(f"the scores of {counted('key', zero)} are zero")
     yield made, Fact("K row", "; ".join(said), tuple(int(row) for row in rows))
+
+
+def _changed(s: Scored) -> Readings:
+    """K's rows in another form."""
+
+    def made(rows: Array) -> Array:
+        return np.where(s.seen, replace(s, k=rows).compute(), 0.0)
+
+    return ((made(rows), fact) for rows, fact in changed("K", s.k, made, s.o.recorded))
 
 
 def _said(rows: Array, moved: Array) -> str:

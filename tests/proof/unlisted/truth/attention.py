@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -244,10 +244,63 @@ def other_rows(op: Op, rows: str, layer: str | None) -> bool:
     return op.are(mixed(op, v=v))
 
 
-def rows_times(op: Op, rows: str, factor: str) -> bool:
-    v = values_of(op, op.layer)
-    v[numbers(rows)] *= op.fact.values[0]
-    return np.isclose(float(factor), op.fact.values[0], rtol=1e-3) and op.are(mixed(op, v=v))
+def kept_rows(op: Op, changed: Callable[[Array], Array]) -> bool:
+    """Whether what was computed is that of changed rows of K, or of V."""
+    if op.word == "kq":
+        return op.are(scored(op, changed(key_rows(op))))
+    return op.are(mixed(op, v=changed(values_of(op, op.layer))))
+
+
+def part_times(op: Op, what: str, places: str, factor: str) -> bool:
+    """Heads, channels or rows, each of which is read times a factor."""
+    values, axis = op.fact.values, ("row", "head", "channel").index(what)
+
+    def changed(rows: Array) -> Array:
+        shape = [1, 1, 1]
+        shape[axis] = -1
+        there = np.isin(np.arange(rows.shape[axis]), numbers(places)).reshape(shape)
+        return np.where(there, values[0], 1.0) * rows
+
+    return bool(np.isclose(float(factor), values[0], rtol=1e-3)) and kept_rows(op, changed)
+
+
+def row_beside(op: Op, part: str, where: str) -> bool:
+    """A part of the row before or after it that is added to each."""
+    factor = op.fact.values[0]
+
+    def changed(rows: Array) -> Array:
+        if where == "head before":
+            return rows + factor * np.roll(rows, 1, axis=1)
+        padded = np.pad(rows, ((1, 1), (0, 0), (0, 0)))
+        return rows + factor * (padded[:-2] if where == "row before" else padded[2:])
+
+    return bool(np.isclose(float(part), factor, rtol=1e-3)) and kept_rows(op, changed)
+
+
+def channel_plus(op: Op, added: str, places: str) -> bool:
+    """Numbers that are added to channels of all heads and rows."""
+    some = numbers(places)
+    told = [float(each) for each in added.split(", ")]
+    exact = op.fact.values[len(some) :]
+    plus = np.zeros(op.file.hyper.dim)
+    plus[some] = exact
+    return np.allclose(told, exact, rtol=1e-3) and kept_rows(op, lambda rows: rows + plus)
+
+
+def whole_rows(op: Op, how: str) -> bool:
+    ways = {"to the nearest whole number": np.rint, "to whole numbers, towards zero": np.trunc,
+            "down to whole numbers": np.floor}  # fmt: skip
+    return kept_rows(op, ways[how])
+
+
+def limited_rows(op: Op, what: str, limit: str) -> bool:
+    """Values that are limited, or zero below a limit."""
+    exact = op.fact.values[0]
+
+    def changed(rows: Array) -> Array:
+        return np.clip(rows, -exact, exact) if what == "limits" else np.where(abs(rows) < exact, 0.0, rows)
+
+    return bool(np.isclose(float(limit), exact, rtol=1e-3)) and kept_rows(op, changed)
 
 
 def turned_values(op: Op) -> bool:
