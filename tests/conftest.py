@@ -21,11 +21,11 @@ from models import random_models
 from models.options import OPTIONS
 from models.small import write_model
 from once import once
+from proof.injected.runs import record_faulty
 from quick import mark_slow, read_quick_cases
 from traces import TOKENS, save
 from waiting import HANG
 
-from llamadiff.candidates.reference import record as record_engine
 from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.capture import capture
 from llamadiff.llamacpp.request import Request
@@ -146,7 +146,7 @@ def captures(small_model: Callable[..., Path], tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="session")
 def faulty(small_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a trace with a bug in it, of TOKENS: a RoPE of the other layout."""
-    trace = record_engine(BUGS[0].build(small_model()), TOKENS, "mine")
+    trace = record_faulty(BUGS[0], small_model(), TOKENS)
     return save(trace, tmp_path_factory.mktemp("faulty") / "faulty.safetensors")
 
 

@@ -16,7 +16,8 @@ TOKENS = (1, 17, 5, 80)
 
 
 def save(trace: Trace, path: Path) -> Path:
-    """Write a trace to a file."""
+    """Write a trace to a file; its folder is made."""
+    path.parent.mkdir(exist_ok=True)
     with TraceWriter(path) as writer:
         for name in trace:
             writer.add(name, trace[name])

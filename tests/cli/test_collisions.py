@@ -12,6 +12,7 @@ import pytest
 from llamaref import Engine
 from optional import needs_slices
 from safetensors.numpy import save_file
+from traces import save
 
 import llamadiff
 from llamadiff import UserError
@@ -22,21 +23,11 @@ from llamadiff.llamacpp.child import Child
 from llamadiff.report.formats import formats
 from llamadiff.system.collisions import refuse_collisions, saved_files
 from llamadiff.trace.reader import Trace
-from llamadiff.trace.writer import TraceWriter
 from llamadiff.verbs.verbs import compared_files
 from llamadiff.verbs.verbs import record as capture
 
 TOKENS = (1, 17, 5)
 IDS = ("--tokens", "1,17,5")
-
-
-def save(trace: Trace, path: Path) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    with TraceWriter(path) as writer:
-        for name in trace:
-            writer.add(name, trace[name])
-        writer.finish(trace.info)
-    return path
 
 
 @pytest.fixture

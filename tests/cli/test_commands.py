@@ -27,9 +27,6 @@ from llamadiff.system import exits
 from llamadiff.system.errors import UserError
 
 PANELS = ("Input", "Your engine", "What is recorded", "llama.cpp", "Judgement", "Report")
-IDS = ("--tokens", "1,17,5,80")
-
-
 # help
 
 

@@ -5,33 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import gguf
 import pytest
 from command import run
-from models import small
+from models.tokenized import with_tokenizer
 from optional import needs_slices
 
 from llamadiff.cli.inputs import RunOptions, prompt_or_trace
 from llamadiff.trace.reader import Trace
 
 
-def lettered(path: Path, **options: object) -> Path:
+def lettered(path: Path, adds_bos: bool | None = None) -> Path:
     """A small model that tokenizes letters, and has a chat template that writes the BOS."""
-
-    def write(writer: gguf.GGUFWriter) -> None:
-        texts = ["<unk>", "<s>", "</s>", "\u2581", *"abcdefghijklmnopqrstuvwxyz", "<0x0A>"]
-        texts += [f"piece{i}" for i in range(small.VOCAB - len(texts))]
-        writer.add_tokenizer_model("llama")
-        writer.add_token_list(texts)
-        writer.add_token_scores([0.0] * len(texts))
-        writer.add_token_types([2, 3, 3] + [1] * 27 + [6] + [1] * (len(texts) - 31))
-        writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
-        writer.add_chat_template("{{ bos_token }}{{ messages[0].content }} there")
-        for name, value in options.items():
-            getattr(writer, name)(value)
-
-    return small.write_model(path, layers=1, tokenizer=write)
+    return with_tokenizer(path, "{{ bos_token }}{{ messages[0].content }} there", adds_bos)
 
 
 def tokens_of(folder: Path, *args: object, given: bytes = b"") -> str:
@@ -79,7 +64,7 @@ def test_the_prompt_file_is_not_overwritten(tmp_path):
 def test_a_templates_bos_stays_where_the_tokenizer_adds_none(tmp_path):
     lettered(tmp_path / "m.gguf")
     assert tokens_of(tmp_path, "hello", "--chat") == "<s> hello there"
-    lettered(tmp_path / "m.gguf", add_add_bos_token=False)
+    lettered(tmp_path / "m.gguf", adds_bos=False)
     assert tokens_of(tmp_path, "hello", "--chat").replace("<s> ", "<s>") == "<s>hello there"
     assert tokens_of(tmp_path, "hello") == " hello"
 

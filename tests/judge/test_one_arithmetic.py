@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 from faulty import with_maths
 from llamaref import Engine, ops
+from traces import only
 
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How
-from llamadiff.trace.reader import Trace
 from llamadiff.verbs.verbs import diff
 
 TOKENS = (1, 17, 5, 80, 42, 9, 33, 64, 5, 2, 71, 28)
 LOGITS, LAYERS = ("result_output",), ("l_out", "result_output")
-
-
-def only(trace: Trace, *words: str) -> Trace:
-    kept = {name: trace[name] for name in trace if name.startswith(words)}
-    return Trace(trace.info, kept, dict.fromkeys(kept, "F32"))
 
 
 def blind(scores, scale, queries, keys):

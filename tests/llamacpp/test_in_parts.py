@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from models.options import OPTIONS
-from models.small import write_model
+from models.options import OPTIONS, write_long
 from optional import needs_slices
 
 from llamadiff import compare
@@ -32,9 +31,7 @@ def test_parts_are_few_and_even(n):
 
 
 def model(arch, folder, kind="F32"):
-    options = dict(OPTIONS[arch])
-    extra = {**options.pop("extra", {}), "context_length": 8192}
-    return write_model(folder / "m.gguf", **{"arch": "llama", "kind": kind, **options, "extra": extra})
+    return write_long(folder / "m.gguf", arch, kind)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
-from models.options import OPTIONS
-from models.small import write_model
+from models.options import OPTIONS, write_long
 from optional import needs_slices
 
 from llamadiff import compare
@@ -41,9 +40,7 @@ def tokens(n):
 
 
 def model(arch, folder, kind="F16"):
-    options = dict(OPTIONS[arch])
-    extra = {**options.pop("extra", {}), "context_length": 8192}
-    return write_model(folder / "m.gguf", **{"arch": "llama", "kind": kind, **options, "extra": extra})
+    return write_long(folder / "m.gguf", arch, kind)
 
 
 @contextmanager

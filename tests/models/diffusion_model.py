@@ -11,6 +11,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
+from models.gguf_file import finish
+
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 CLIP, CLIP_FF, CLIP_LAYERS, WORDS, POSITIONS = 768, 3072, 12, 49408, 77
 STATE, HEAD, T5, PATCH, TIMES = 256, 128, 4096, 64, 256
@@ -33,10 +35,7 @@ def write_diffusion(path: Path, seed: int = 1) -> Path:
         else:
             kind = Type.Q4_0 if name.startswith("text_encoders") else Type.Q8_0
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

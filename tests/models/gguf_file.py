@@ -21,9 +21,14 @@ def write_gguf(
     for name, values in (tensors or {}).items():
         data, kind = values if isinstance(values, tuple) else (values, None)
         writer.add_tensor(name, data, raw_dtype=kind)
+    finish(writer)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write all that it was given."""
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
-    return path
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -18,6 +18,7 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 
 from llamadiff.system.libraries import HERE
+from models.gguf_file import finish
 
 TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "BF16": 32}  # llama_ftype
 _GGML = ctypes.CDLL(str(Path(llama_cpp._ggml.libggml_base_path) / HERE.name("ggml-base")))
@@ -72,10 +73,7 @@ def _write_metadata(path: Path, arch: str, keys: Mapping[str, Any]) -> None:
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array,
                str: writer.add_string}  # fmt: skip
         add[type(value)](key[1:] if key.startswith("/") else f"{arch}.{key}", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 @lib.llama_model_set_tensor_data_t

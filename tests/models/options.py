@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-from models.small import DIM, EMBD, VOCAB
+from models.small import DIM, EMBD, VOCAB, write_model
 from models.small_others import deepseek2, gpt2, gpt_oss, mamba2, phi3
 
 _RNG = np.random.default_rng(7)
@@ -139,3 +141,11 @@ OPTIONS = {
         "tensors": {"token_embd.weight": _matrix(VOCAB, EMBD, 0.005)},
     },
 }
+
+
+def write_long(path: Path, name: str, kind: str = "F16", context: int = 8192, **more: object) -> Path:
+    """Write one of them, for so many tokens."""
+    options = OPTIONS[name]
+    return write_model(
+        path, kind=kind, **{**options, **more, "extra": {**options.get("extra", {}), "context_length": context}}
+    )

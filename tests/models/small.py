@@ -10,6 +10,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
+from models.gguf_file import finish
+
 EMBD, FF, VOCAB, DIM = 256, 512, 96, 64
 F32 = ("ffn_gate_inp", "ssm_a", "ssm_d", "ssm_conv1d", "ssm_norm", "conv")  # stems of matrices that no file quantizes
 
@@ -88,10 +90,7 @@ def write_model(
     kept = {name: values for name, values in all_tensors.items() if name.split(".")[-2] not in drop}
     for name, values in (kept | (tensors or {})).items():
         _add_tensor(writer, name, values, Type[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 
 from models.diffusion_model import affine
+from models.gguf_file import finish
 
 STATE, HEADS, LAYERS, WIDE, PATCH, IMAGE = 64, 2, 2, 128, 14, 56  # a picture of 4 x 4 patches
 MEL, STACKED = 80, 4  # of 1500 frames so many at a time
@@ -57,10 +58,7 @@ def _written(path: Path, writer: gguf.GGUFWriter, named: Iterator[tuple[str, tup
         is_plain = len(shape) < 2 or "position" in name or name.endswith("bias")
         values = random.normal(middle, 0.3 if is_plain else scale, shape)
         writer.add_tensor(name, values.astype(np.float32 if is_plain else np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

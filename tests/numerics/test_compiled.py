@@ -24,13 +24,11 @@ from llamadiff.numerics.compiled import decoder, library, rows
 from llamadiff.numerics.extremes import extremes
 
 SOURCE = Path(library.__file__).with_name("kernels.c")
-EPS = np.finfo(np.float32).eps
 SETS = ("any", "avx2", "avx512")
 OWN = (
     SETS[: SETS.index(library.instructions() or "any") + 1] if program("cc") else ()
 )  # that this processor has, and was compiled for
 UNABLE = pytest.param("none", marks=pytest.mark.skip("no kernels with vectors here: apt install gcc; make install"))
-KNOWN = ("Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "F16", "BF16", "F32")
 
 
 def everywhere(monkeypatch, found):

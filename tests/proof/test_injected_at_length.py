@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from llamaref import Engine
-from models.options import OPTIONS
-from models.small import write_model
+from models.options import write_long
 
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How
@@ -25,16 +26,11 @@ WRONG = [each for each in INJECTIONS if not (each.harmless or each.choice or eac
 @pytest.fixture(scope="module")
 def right(tmp_path_factory):
     """model, kind -> the file and a right engine's run."""
-    made = {}
 
+    @cache
     def get(model, kind):
-        if (model, kind) not in made:
-            options = dict(OPTIONS[model])
-            extra = {**options.pop("extra", {}), "context_length": 1024}
-            path = tmp_path_factory.mktemp("m") / "m.gguf"
-            write_model(path, **{"arch": "llama", "kind": kind, **options, "extra": extra})
-            made[model, kind] = path, record(Engine(path), TOKENS, "right")
-        return made[model, kind]
+        path = write_long(tmp_path_factory.mktemp("m") / "m.gguf", model, kind, 1024)
+        return path, record(Engine(path), TOKENS, "right")
 
     return get
 

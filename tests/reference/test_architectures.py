@@ -15,11 +15,10 @@ from models.options import OPTIONS as SMALL
 from models.random_models import NAMES
 from models.small import write_model
 from models.small_others import deepseek2, mamba2, phi3
-from optional import needs_slices
 
 from llamadiff import Trace, UserError, compare
 from llamadiff.candidates.reference import record
-from llamadiff.engines.run_spec import How, Run
+from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.request import Settings
 from llamadiff.verbs.verbs import diff
 from llamadiff.verbs.verbs import record as recorded
@@ -337,16 +336,3 @@ def test_partial_rotary_stops_llama_cpp_and_not_the_user(tmp_path):
 @pytest.mark.parametrize("name", [name for name in NAMES if name.partition(".")[0] in ARCHITECTURES])
 def test_models_of_llama_cpps_making_are_exact(name, random_model):
     judged(compare(random_model(name), Run(tokens=TOKENS, n_predict=8)))
-
-
-@needs_slices("explain")
-def test_what_the_engine_finds_the_graph_explains(small_model):
-    """A softcap left out: found by the engine, and named by llama.cpp's graph, whoever judges."""
-    path = small_model("gemma2")
-    uncapped = SimpleNamespace(**{**vars(maths), "softcap": lambda x, cap: x})
-    wrong = record(Engine(path, maths=uncapped), TOKENS, "mine")
-    found = diff(record(Engine(path), TOKENS, "right"), wrong, path)
-    assert found.first_divergence.tap == "kq_soft_max-0"
-    by = [compare(path, TOKENS, candidate=wrong, how=How(engine=engine)) for engine in ("numpy", "graph")]
-    for named in (found, *by):
-        assert [cause.name for cause in named.diagnosis[0].causes] == ["softcap-missing"]

@@ -10,9 +10,9 @@ import sys
 import pytest
 from faulty import BUGS
 from optional import needs_slices
+from proof.injected.runs import record_faulty
 from traces import TOKENS, save
 
-from llamadiff.candidates.reference import record
 from llamadiff.report.status_line import progress
 
 OURS = b"\\u"  # how a character is written that a stream cannot show: we use none
@@ -21,7 +21,7 @@ OURS = b"\\u"  # how a character is written that a stream cannot show: we use no
 @needs_slices("explain", "state")
 @pytest.mark.parametrize("page", ["cp437", "cp1252", "ascii"])
 def test_reports_have_no_character_that_a_code_page_lacks(page, small_model, tmp_path):
-    wrong = save(record(BUGS[0].build(small_model()), TOKENS, "mine"), tmp_path / "wrong.safetensors")
+    wrong = save(record_faulty(BUGS[0], small_model(), TOKENS), tmp_path / "wrong.safetensors")
     model, ids = small_model(), ("--tokens", ",".join(map(str, TOKENS)))
     for words, code in (
         (("compare", model, wrong, "--full"), 1), (("variants", model, *ids, "--only", "threads=1"), 0),

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from faulty import BUGS
+from faulty import BUGS, with_maths
 from llamaref import Engine, ops
 from optional import needs_slices
+from proof.injected.runs import record_faulty
 from traces import changed, only
 
 from llamadiff.candidates.reference import record
@@ -123,17 +124,10 @@ def test_a_wrong_record_says_what_it_holds_instead(error, path, right):
     assert SAID[error] in diff(right, changed(right, ffn_up_0=values), path).summary
 
 
-@needs_slices("explain")
-def test_another_taps_values_are_named(path, right):
-    result = diff(right, changed(right, ffn_up_1=right["ffn_gate-1"]), path)
-    assert "ffn_up-1: right recorded it wrongly" in result.summary
-    assert "the values are those of its own ffn_gate-1" in result.summary
-
-
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_no_wrong_op_is_called_a_wrong_record(bug, small_model):
-    model = small_model(bug.arch, "F16")
-    faulty = record(bug.build(model), TOKENS, "mine")
+    model = small_model(bug.models[0], "F16")
+    faulty = record_faulty(bug, model, TOKENS)
     result = diff(record(Engine(model), TOKENS, "right"), faulty, model)
     assert result.wrong
     assert not any(row.misrecorded for row in result.wrong)
@@ -142,8 +136,7 @@ def test_no_wrong_op_is_called_a_wrong_record(bug, small_model):
 
 @needs_slices("explain")
 def test_a_wrong_op_leads_a_wrong_record(path, right):
-    engine = BUGS[0].build(path)
-    faulty = record(engine, TOKENS, "mine")
+    faulty = record_faulty(BUGS[0], path, TOKENS)
     up = np.asarray(faulty["ffn_up-0"])
     result = diff(right, changed(faulty, ffn_up_0=1.5 * up), path)
     assert result.leading.tap == result.diagnosis[0].tap != "ffn_up-0"
@@ -157,8 +150,6 @@ def test_a_wrong_op_leads_a_wrong_record(path, right):
 def test_the_first_layer_is_explained_from_its_output_alone(path, right):
     def stretched(rope, positions, factors=None):
         return ops.rope_angles(rope, positions * 1.3, factors)
-
-    from faulty import with_maths
 
     faulty = record(with_maths(rope_angles=stretched)(path), TOKENS, "mine")
     result = diff(right, only(faulty, "l_out", "result_output"), path)

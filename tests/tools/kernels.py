@@ -11,11 +11,11 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from models.options import OPTIONS  # noqa: E402
 from models.small import write_model  # noqa: E402
+from sent import own_rounding  # noqa: E402
 
 from llamadiff.ext.graph.check import NodeCheck  # noqa: E402
 from llamadiff.ext.graph.readers import check_nodes  # noqa: E402
 from llamadiff.llamacpp.capture import probe  # noqa: E402
-from llamadiff.llamacpp.quantizing import q8_way  # noqa: E402
 from llamadiff.llamacpp.request import Request, Settings  # noqa: E402
 from llamadiff.numerics import tolerances  # noqa: E402
 
@@ -47,7 +47,7 @@ def worst_by_op(checks: Iterator[tuple[NodeCheck, ...]]) -> dict[str, tuple[floa
 
 
 def main() -> None:
-    print(f"{probe().build}\nrounds to eight bits as {q8_way() or 'AVX'} does\n")
+    print(f"{probe().build}\nrounds to eight bits as {own_rounding().way or 'AVX'} does\n")
     print("| op | worst NMSE | of its limit |\n| --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         for op, (nmse, part) in sorted(worst_by_op(runs(Path(folder))).items()):

@@ -16,6 +16,10 @@ from command import run
 from faulty import BUGS
 from llamaref import Engine
 from optional import needs_slices
+from proof.injected import BUGS as INJECTED
+from proof.injected.base import together
+from proof.injected.runs import record_faulty
+from proof.strangers.engine import NONE
 
 from llamadiff import Trace, UserError
 from llamadiff.candidates.reference import record
@@ -30,14 +34,13 @@ TOKENS = (1, 17, 5, 80, 42, 9, 33)
 ENGINE = """
 import sys
 sys.path[:0] = {path!r}
-from faulty import BUGS
-from llamaref import Engine
-from llamadiff.candidates.reference import record
-from llamadiff.trace.writer import rewrite
 from pathlib import Path
+from llamadiff.trace.writer import rewrite
+from proof.injected import BUGS
+from proof.injected.runs import record_faulty
+from proof.strangers.engine import NONE
 model, tokens, out, bug = sys.argv[1:]
-build = Engine if bug == "none" else next(b.build for b in BUGS if b.name == bug)
-trace = record(build(model), [int(token) for token in tokens.split(",")], "mine")
+trace = record_faulty(BUGS.get(bug, NONE), Path(model), [int(token) for token in tokens.split(",")])
 rewrite(trace, trace.info, Path(out + ".safetensors"))
 """
 
@@ -60,8 +63,8 @@ def faulty(small_model, tmp_path):
     """A trace of the longer capture's tokens, with a bug or without."""
 
     def get(bug):
-        build = next((one.build for one in BUGS if one.name == bug), Engine)
-        trace, path = record(build(small_model(kind="Q8_0")), TOKENS, "mine"), tmp_path / f"{bug}.safetensors"
+        trace = record_faulty(INJECTED.get(bug, NONE), small_model(kind="Q8_0"), TOKENS)
+        path = tmp_path / f"{bug.replace(':', '')}.safetensors"
         rewrite(trace, trace.info, path)
         return path
 
@@ -85,7 +88,7 @@ def test_a_right_candidate_passes_on_every_capture(captures, small_model, engine
 @needs_slices("explain")
 def test_a_wrong_one_is_named_with_where_the_capture_is_from(captures, small_model, engine):
     model = small_model(kind="Q8_0")
-    done = run("check", captures / "b.safetensors", "--model", model, "--candidate", engine("rope layout"))
+    done = run("check", captures / "b.safetensors", "--model", model, "--candidate", engine("rope: other layout"))
     assert done.returncode == 1
     line, origin = done.stdout.splitlines()
     assert line.startswith(f"WRONG   {captures / 'b.safetensors'}: RoPE, layers 0, 1: rotates (i, i+32)")
@@ -118,7 +121,7 @@ def test_a_function_is_a_candidate(captures, small_model):
 
     def wrong(tokens, n_prefill):
         assert n_prefill == len(tokens)
-        return record(BUGS[0].build(path), tokens, "mine")
+        return record_faulty(BUGS[0], path, tokens)
 
     assert check(trace, path, candidate=right).verdict == "match"
     result = check(trace, path, candidate=wrong)
@@ -197,7 +200,7 @@ def test_junit_has_a_case_for_each(captures, small_model, faulty, tmp_path):
 @needs_slices("explain")
 def test_annotations_are_one_for_each_cause(captures, small_model, faulty, monkeypatch):
     words = ("check", captures / "a.safetensors", "--model", small_model(kind="Q8_0"), "--candidate")
-    wrong = faulty("rope layout")
+    wrong = faulty("rope: other layout")
     assert "::error" not in run(*words, wrong).stdout
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(captures.parent))
@@ -230,8 +233,8 @@ def test_no_more_annotations_than_github_shows():
 @needs_slices("explain")
 def test_two_causes_are_two_annotations(captures, small_model):
     path = small_model(kind="Q8_0")
-    both = type("Both", (BUGS[9].build, BUGS[6].build), {})
-    result = check(captures / "a.safetensors", path, candidate=record(both(path), TOKENS, "mine"))
+    both = record_faulty(together(BUGS[6], BUGS[9]), path, TOKENS)
+    result = check(captures / "a.safetensors", path, candidate=both)
     titles = [one.title for one in annotations_of("t.py", 7, result)]
     assert len(result.wrong) == 5
     assert len(titles) == 2

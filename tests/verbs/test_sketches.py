@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import run
-from faulty import BUGS, Bug
+from faulty import BUGS
 from llamaref import Engine
 from places import ROOT
+from proof.injected.base import Injection
+from proof.injected.runs import record_faulty
 from safetensors.numpy import save_file
 
 from llamadiff import Trace
@@ -38,13 +41,11 @@ def sketch_file(path: Path, trace: Trace) -> Trace:
 @pytest.fixture(scope="module")
 def recorded(small_model, tmp_path_factory):
     """llama.cpp's run of a small model, as a sketch."""
-    made = {}
 
+    @cache
     def get(arch):
-        if arch not in made:
-            path = tmp_path_factory.mktemp("sketches") / "s.safetensors"
-            made[arch] = capture(small_model(arch), Run(tokens=TOKENS), path, sketch=True)
-        return made[arch]
+        path = tmp_path_factory.mktemp("sketches") / "s.safetensors"
+        return capture(small_model(arch), Run(tokens=TOKENS), path, sketch=True)
 
     return get
 
@@ -99,7 +100,7 @@ def test_what_cancels_is_missed_as_seldom_as_stated(k):
 
 def test_an_estimate_is_near_the_drift(recorded, small_model):
     path = small_model("llama")
-    own = record(BUGS[0].build(path), TOKENS, "mine")
+    own = record_faulty(BUGS[0], path, TOKENS)
     whole = record(Engine(path), TOKENS, "right")
     sketch = sketch_of(whole)
     for name in ("Qcur_rope-0", "l_out-1", "result_output", "kq_soft_max-1"):
@@ -121,10 +122,10 @@ def test_what_is_not_finite_is_far(small_model):
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_each_injected_bug_is_caught(bug: Bug, small_model, recorded):
+def test_each_injected_bug_is_caught(bug: Injection, small_model, recorded):
     """By the engine, as ever; and the sketch itself shows the leap."""
-    path, baseline = small_model(bug.arch), recorded(bug.arch)
-    own = record(bug.build(path), TOKENS, "my engine")
+    path, baseline = small_model(bug.models[0]), recorded(bug.models[0])
+    own = record_faulty(bug, path, TOKENS)
     result = check(baseline, path, How(diagnose=False), own)
     assert result.verdict == "wrong"
     assert parse(result.first_divergence.tap).kind.word == bug.words[0]
@@ -154,10 +155,10 @@ def test_captures_of_the_shipped_model_are_small(tmp_path):
     assert len(sizes) == 3
     assert sum(sizes) < 50_000
     for bug in BUGS:
-        if bug.arch == "llama":
+        if bug.models[0] == "llama":
             model = shipped_model()
             baseline = Trace.open(tmp_path / "tiny.F16.safetensors")
-            own = record(bug.build(model), baseline.info.tokens, "mine")
+            own = record_faulty(bug, model, baseline.info.tokens)
             assert check(baseline, model, How(diagnose=False), own).verdict == "wrong", bug.name
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty import BUGS, Bug
+from faulty import BUGS
 from llamaref import Engine
+from proof.injected.base import Injection
+from proof.injected.runs import record_faulty
 
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
@@ -61,14 +63,14 @@ def test_a_right_engine_is_lined_up(
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_bug_is_at_its_tap(
-    bug: Bug, small_model: Callable[..., Path], captured: Callable[..., Trace], tmp_path: Path
+    bug: Injection, small_model: Callable[..., Path], captured: Callable[..., Trace], tmp_path: Path
 ) -> None:
-    path = small_model(bug.arch)
-    trace = record(bug.build(path), TOKENS, "mine")
+    path = small_model(bug.models[0])
+    trace = record_faulty(bug, path, TOKENS)
     scrambled(trace, tmp_path / "mine.npz")
-    result = judged(tmp_path / "mine.npz", path, captured(bug.arch))
+    result = judged(tmp_path / "mine.npz", path, captured(bug.models[0]))
     assert result.first_divergence is not None
-    swapped = bug.name == "gate and up swapped"  # each has the other's values: which is read as which is wrong
+    swapped = bug.cause == "gate-up-swapped"  # each has the other's values: which is read as which is wrong
     assert parse(result.first_divergence.tap).kind.word == ("ffn_swiglu" if swapped else bug.words[0])
 
 

@@ -10,19 +10,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from command import run
-from faulty import BUGS, GateUpSwapped, NoQkNorm
-from llamaref import Engine, ops
+from faulty import BUGS, with_maths
+from llamaref import Engine
 from places import ROOT
-from several import CLASSES, IN_SPANS, MATHS, ON_ONE_OP, faulty
+from proof.injected import BUGS as INJECTED
+from proof.injected.base import together
+from proof.injected.runs import record_faulty
+from proof.strangers.engine import Bug
+from traces import only, save
 
-from llamadiff import Trace, compare
+from llamadiff import compare
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.explain.registry import FAMILIES, known_bugs
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics.halves import round_f16
 from llamadiff.report.json import to_object
-from llamadiff.trace.writer import TraceWriter
 from llamadiff.verbs.verbs import diff
 from llamadiff.words.diagnosis_text import clause
 
@@ -30,14 +33,9 @@ TOKENS = (1, 17, 5, 80, 42, 9, 33, 61)
 RANDOM = ("llama.F16", "llama.Q8_0", "qwen2.F16", "qwen3.Q4_K_M", "qwen3moe.Q8_0", "stablelm.F16")
 
 
-def only(trace: Trace, *patterns: str) -> Trace:
-    kept = {name: trace[name] for name in trace if name.startswith(patterns)}
-    return Trace(trace.info, kept, dict.fromkeys(kept, "F32"))
-
-
-def judged(path: Path, engine: Engine, *patterns: str, **options):
+def judged(path: Path, wrong: Engine | Bug, *patterns: str, **options):
     """A faulty engine against the right one."""
-    trace = record(engine, TOKENS, "my engine")
+    trace = record_faulty(wrong, path, TOKENS) if isinstance(wrong, Bug) else record(wrong, TOKENS, "mine")
     some = only(trace, *patterns) if patterns else trace
     return diff(record(Engine(path), TOKENS, "engine"), some, path, How(**options))
 
@@ -72,13 +70,6 @@ def test_no_bug_is_named_on_llama_cpp(name, settings, random_model, machine):
     assert (result.verdict in ("match", "noise"), result.diagnosis) == (True, ())
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
-@pytest.mark.parametrize("settings", CLEAN.values(), ids=CLEAN)
-def test_no_bug_is_named_on_llama_cpp_with_small_models(settings, kind, small_model, machine):
-    machine.needs(settings, small_model("llama", kind))
-    assert compare(small_model("llama", kind), Run(tokens=TOKENS, settings=settings)).diagnosis == ()
-
-
 def test_a_cache_in_float16_that_nobody_stated_is_noise(small_model):
     class HalfCache(Engine):
         def attention(self, i, q, k, v, step):
@@ -106,16 +97,33 @@ class _Stored:
 # several bugs
 
 
-@pytest.mark.parametrize("one", MATHS)
-@pytest.mark.parametrize("other", CLASSES)
+# causes of which each of the first and each of the second come together -> who has them
+FIRST = {
+    "rope-layout": "rope: other layout", "heads-tiled": "heads tiled in scores", "mask-shifted": "mask shows the next",
+    "residual-missing": "no residual", "activation-other": "ReLU",
+}  # fmt: skip
+SECOND = {
+    "gate-up-swapped": "gate and up swapped", "norm-missing": "norm: none at the end",
+    "weight-transposed": "transposed: down", "norm-other-weight": "norm: next layer's weight",
+}  # fmt: skip
+ON_ONE_OP = {
+    "rope-layout + rope-direction": ("rope: other layout", "rope: other direction"),
+    "norm-weight-twice + norm-mean-subtracted": ("norm: weight twice", "norm: LayerNorm for RMSNorm"),
+    "rope-layout + rope-base": ("rope: other layout", "rope: base 500000"),
+    "mask-shifted + attention-scale": ("mask shows the next", "scale missing"),
+}
+
+
+@pytest.mark.parametrize("one", FIRST)
+@pytest.mark.parametrize("other", SECOND)
 def test_two_bugs_at_once_are_both_named(one, other, small_model):
-    path = small_model("llama", "Q8_0")
-    assert named(judged(path, faulty(path, (CLASSES[other],), MATHS[one]))) >= {one, other}
+    both = together(INJECTED[FIRST[one]], INJECTED[SECOND[other]])
+    assert named(judged(small_model("llama", "Q8_0"), both)) >= {one, other}
 
 
 @pytest.mark.parametrize("name", ON_ONE_OP)
 def test_two_bugs_on_one_op_are_both_named(name, small_model):
-    result = judged(small_model(), faulty(small_model(), (), ON_ONE_OP[name]))
+    result = judged(small_model(), together(*(INJECTED[each] for each in ON_ONE_OP[name])))
     causes = {frozenset(cause.name.split(" + ")) for cause in result.diagnosis[0].causes}
     assert frozenset(name.split(" + ")) in causes
     assert result.diagnosis[0].nmse <= 1e-9
@@ -129,7 +137,7 @@ def test_a_bug_in_some_layers_is_placed_there(small_model):
 
     result = judged(small_model(), Layer1(small_model()))
     assert [(d.causes[0].name, d.layers) for d in result.diagnosis] == [("norm-weight-twice", (1,))]
-    every = judged(small_model(), faulty(small_model(), (), MATHS["rope-layout"]))
+    every = judged(small_model(), BUGS[0])
     assert "Qcur_rope and Kcur_rope in both layers" in every.summary
 
 
@@ -137,92 +145,56 @@ def test_a_bug_in_some_layers_is_placed_there(small_model):
 
 
 CONSTANTS = {
-    "norm-epsilon": (3.3e-4, {"rms_norm": lambda x, w, eps: ops.rms_norm(x, w, 3.3e-4)}),
-    "rope-base": (123456.0, {"rope_angles": lambda r, *rest: ops.rope_angles(replace(r, base=123456.0), *rest)}),
-    "rope-scaling-applied": (3.0, {"rope_angles": lambda r, *rest: ops.rope_angles(replace(r, factor=3.0), *rest)}),
-    "attention-scale-other": (0.2, {"causal_softmax": lambda s, scale, *rest: ops.causal_softmax(s, 0.2, *rest)}),
-    "softcap-applied": (
-        1.5,
-        {"causal_softmax": lambda s, scale, *r: ops.causal_softmax(1.5 * np.tanh(s * scale / 1.5), 1.0, *r)},
-    ),
-    "residual-multiplied": (0.22, {"add": lambda branch, residual: np.float32(0.22) * branch + residual}),
+    "norm-epsilon": (3.3e-4, {"epsilon": lambda e, right: 3.3e-4}),
+    "rope-base": (123456.0, {"base": lambda e, right: 123456.0}),
+    "rope-scaling-applied": (3.0, {"theta": lambda e, right, p: right(p / 3.0)}),
+    "attention-scale-other": (0.2, {"softmax_scale": lambda e, right: 0.2}),
+    "softcap-applied": (1.5, {"capped": lambda e, right, x: 1.5 * np.tanh(x / 1.5)}),
+    "residual-multiplied": (0.22, {"add": lambda e, right, branch, residual: np.float32(0.22) * branch + residual}),
 }
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants_are_solved_for(name, small_model):
-    value, maths = CONSTANTS[name]
-    first = judged(small_model(), faulty(small_model(), (), maths)).diagnosis[0]
+    value, edits = CONSTANTS[name]
+    first = judged(small_model(), Bug(name, edits)).diagnosis[0]
     assert [cause.name for cause in first.causes] == [name]
     assert first.causes[0].value == pytest.approx(value, rel=1e-3)
 
 
 def test_the_familiar_value_stands_beside_the_one_found(small_model):
-    result = judged(
-        small_model(), faulty(small_model(), maths={"rms_norm": lambda x, w, eps: ops.rms_norm(x, w, 1e-6)})
-    )
+    result = judged(small_model(), INJECTED["norm: epsilon 1e-6 for 1e-5"])
     assert "uses epsilon 1e-06; the file says 1e-05" in result.summary
 
 
 # unlisted bugs
 
 
-class _Reversed(Engine):
-    """Channels of the attention output in reverse order."""
-
-    def linear(self, x, name, tap):
-        y = super().linear(x, name, tap)
-        return y[..., ::-1] if name.endswith("attn_output") else y
+def _one_head(e, x):
+    factors = np.ones(x.shape[1:], x.dtype)
+    factors[1] = np.linspace(1, 2, x.shape[-1])
+    return x * factors
 
 
-class _Truncated(Engine):
-    """The last quarter of up is zero."""
-
-    def linear(self, x, name, tap):
-        y = super().linear(x, name, tap)
-        if name.endswith("ffn_up"):
-            y[..., 384:] = 0
-        return y
-
-
-class _OneToken(Engine):
-    """One token's row of a norm is doubled."""
-
-    def norm(self, x, name):
-        y = super().norm(x, name)
-        if name.endswith("ffn_norm"):
-            y[:, 3] *= 2
-        return y
-
-
-class _Shifted(Engine):
-    """A constant is added to the final norm."""
-
-    def norm(self, x, name):
-        return super().norm(x, name) + np.float32(0.1 if name == "output_norm" else 0)
-
-
-def _one_head(x, cos, sin):
-    y = ops.rope_pairs(x, cos, sin)
-    y[..., 1, :] *= np.linspace(1, 2, y.shape[-1], dtype=y.dtype)
-    return y
-
-
-UNLISTED = {
-    "reversed": ("attn_out-0", (_Reversed,), {}, "the channels are in reverse order"),
-    "truncated": ("ffn_up-0", (_Truncated,), {}, "only channels 384 to 511 are wrong"),
-    "one token": ("ffn_norm-0", (_OneToken,), {}, "only token 3 is wrong"),
-    "constant": ("result_norm", (_Shifted,), {}, "it is off by the constant 0.1"),
-    "one head": ("Qcur_rope-0", (), {"rope_pairs": _one_head}, "only head 1 is wrong"),
+UNLISTED = {  # the tap, what is done to its values, what is said of them
+    "reversed": ("attn_out-0", lambda e, x: x[..., ::-1], "the channels are in reverse order"),
+    "truncated": ("ffn_up-0", lambda e, x: x * (np.arange(x.shape[-1]) < 384), "only channels 384 to 511 are wrong"),
+    "one token": ("ffn_norm-0", lambda e, x: x * (1 + (e.positions == 3)[:, None]), "only token 3 is wrong"),
+    "constant": ("result_norm", lambda e, x: x + np.float32(0.1), "it is off by the constant 0.1"),
+    "one head": ("Qcur_rope-0", _one_head, "only head 1 is wrong"),
 }
+
+
+def unlisted(name):
+    tap, fault, _ = UNLISTED[name]
+    return Bug(name, faults={tap.removesuffix("-0"): fault})
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 @pytest.mark.parametrize("name", UNLISTED)
 def test_a_bug_that_nobody_knows_is_placed_and_described(name, kind, small_model):
-    tap, classes, maths, fact = UNLISTED[name]
-    path = small_model("llama", kind)
-    result = judged(path, faulty(path, classes, maths))
+    tap, _, fact = UNLISTED[name]
+    result = judged(small_model("llama", kind), unlisted(name))
     first = result.diagnosis[0]
     assert (result.first_divergence.tap, first.tap, first.causes) == (tap, tap, ())
     assert fact in result.profile
@@ -238,32 +210,30 @@ def test_a_bug_that_nobody_knows_is_placed_and_described(name, kind, small_model
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 @pytest.mark.parametrize("patterns", [("embd", "l_out", "result_output"), ("result_output",)], ids=["l_out", "logits"])
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.name != "epsilon x10"], ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.cause != "norm-epsilon"], ids=lambda bug: bug.name)
 def test_bugs_are_named_through_what_was_not_recorded(bug, patterns, kind, small_model):
-    path = small_model(bug.arch, kind)
-    result = judged(path, bug.build(path), *patterns, explain=60)
-    assert result.diagnosis[0].causes[0].name == IN_SPANS[bug.name]
+    result = judged(small_model(bug.models[0], kind), bug, *patterns, explain=60)
+    assert result.diagnosis[0].causes[0].name == bug.cause
     assert result.diagnosis[0].causes[0].at.startswith(bug.words[0])
     assert result.diagnosis[0].nmse <= 1e-9
 
 
 @pytest.mark.slow
 def test_a_constant_is_solved_for_through_the_whole_model(small_model):
-    maths = {"rope_angles": lambda r, *rest: ops.rope_angles(replace(r, base=123456.0), *rest)}
-    result = judged(small_model(), faulty(small_model(), (), maths), "result_output", explain=60)
+    result = judged(small_model(), Bug("base", CONSTANTS["rope-base"][1]), "result_output", explain=60)
     assert result.diagnosis[0].causes[0].name == "rope-base"
     assert result.diagnosis[0].causes[0].value == pytest.approx(123456.0, rel=1e-3)
 
 
 def test_the_whole_model_is_searched_only_when_asked(small_model):
-    result = judged(small_model(), faulty(small_model(), (), MATHS["rope-layout"]), "result_output")
+    result = judged(small_model(), BUGS[0], "result_output")
     assert result.diagnosis == ()
     assert any("--explain 600" in step for step in result.next_steps)
 
 
 @pytest.mark.slow
 def test_an_unlisted_bug_is_unknown_through_spans_too(small_model):
-    result = judged(small_model(), _Reversed(small_model()), "result_output", explain=60)
+    result = judged(small_model(), unlisted("reversed"), "result_output", explain=60)
     assert result.diagnosis[0].causes == ()
     assert result.diagnosis[0].nearest
 
@@ -273,7 +243,7 @@ def test_an_unlisted_bug_is_unknown_through_spans_too(small_model):
 
 def test_alternatives_are_all_named(small_model):
     """Without QK-norm or bias, multiplying before the norm and skipping the norm are one."""
-    result = judged(small_model(), GateUpSwapped(small_model()), "l_out", "embd", explain=60)
+    result = judged(small_model(), INJECTED["gate and up swapped"], "l_out", "embd", explain=60)
     assert [cause.name for cause in result.diagnosis[0].causes] == ["gate-up-swapped", "activation-of-up"]
     assert "or it " in result.summary
     assert "this model cannot tell them apart" in result.summary
@@ -283,35 +253,30 @@ def test_alternatives_are_all_named(small_model):
 
 def test_words_that_hold_of_one_tap_name_it(small_model):
     """Each layer has weights of its own; both rotate alike."""
-    of_weights = judged(small_model(), GateUpSwapped(small_model())).diagnosis[0]
+    of_weights = judged(small_model(), INJECTED["gate and up swapped"]).diagnosis[0]
     assert set(of_weights.taps) == {f"ffn_{word}-{layer}" for word in ("gate", "up") for layer in (0, 1)}
     assert clause(of_weights) == "multiplies by blk.0.ffn_up.weight, not blk.0.ffn_gate.weight (at ffn_gate-0)"
-    of_all = judged(small_model(), faulty(small_model(), (), MATHS["rope-layout"])).diagnosis[0]
+    of_all = judged(small_model(), BUGS[0]).diagnosis[0]
     assert len(of_all.taps) == 4
     assert clause(of_all) == of_all.causes[0].says
 
 
-def test_qk_norm_is_named_on_its_own_tap(small_model):
-    path = small_model("qwen3")
-    first = judged(path, NoQkNorm(path)).diagnosis[0]
-    assert (first.tap, first.causes[0].name, list(first.taps)[:2]) == (
-        "Qcur_normed-0", "norm-missing", ["Qcur_normed-0", "Kcur_normed-0"])  # fmt: skip
+def test_a_norm_is_called_by_its_name(small_model):
+    class NoMean(Engine):
+        def layer_norm(self, x, name):
+            return super().layer_norm(x + (1 if name == "output_norm" else 0), name) + (name == "output_norm")
 
-
-def _written(trace: Trace, path: Path) -> Path:
-    with TraceWriter(path) as writer:
-        for name in trace:
-            writer.add(name, trace[name])
-        writer.finish(trace.info)
-    return path
+    result = judged(small_model("stablelm"), NoMean(small_model("stablelm")))
+    assert [row.tap for row in result.wrong] == ["result_norm"]
+    assert "LayerNorm by output_norm.weight" in result.summary
 
 
 def test_the_command_says_why(small_model, tmp_path):
     path = small_model()
-    right = _written(record(Engine(path), TOKENS, "engine"), tmp_path / "b.safetensors")
-    wrong = record(faulty(path, (), MATHS["rope-layout"]), TOKENS, "my engine")
-    trace = _written(wrong, tmp_path / "c.safetensors")
-    logits = _written(only(wrong, "result_output"), tmp_path / "l.safetensors")
+    right = save(record(Engine(path), TOKENS, "engine"), tmp_path / "b.safetensors")
+    wrong = record_faulty(BUGS[0], path, TOKENS)
+    trace = save(wrong, tmp_path / "c.safetensors")
+    logits = save(only(wrong, "result_output"), tmp_path / "l.safetensors")
     for arguments in ([trace], [logits, "--explain", "600"]):
         done = run("diagnose", str(right), *map(str, arguments), "--model", str(path), "-o", "json:-")
         assert done.returncode == 1, done.stderr
@@ -343,6 +308,6 @@ def test_every_file_of_bugs_is_registered():
 def test_other_architectures_are_diagnosed_or_left_unknown(arch, patterns, small_model):
     path = small_model(arch)
     assert judged(path, Engine(path), *patterns, explain=20).diagnosis == ()
-    result = judged(path, faulty(path, maths=MATHS["residual-missing"]), *patterns, explain=20)
+    result = judged(path, with_maths(add=lambda branch, residual: branch)(path), *patterns, explain=20)
     assert result.first_divergence.tap == ("l_out-0" if patterns or arch == "mamba2" else "ffn_inp-0")
     assert named(result) <= {"residual-missing"}

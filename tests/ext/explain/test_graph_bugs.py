@@ -29,18 +29,6 @@ from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.verbs.judging import judge
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
-SMALL = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "stablelm",
-    "moe",
-    "gemma2",
-    "granite",
-    "llama-yarn",
-    "llama-factors",
-    "llama-fused",
-)
 CLAMPED = ("attn_norm", "attn_output_norm")
 # what some bugs come to: a norm's input left ungated or unweighed, a factor before a norm that leaves no epsilon
 EQUALS = {"gate-after-norm": {"up-missing"}, "product-multiplied": {"norm-epsilon-missing"}}
@@ -180,15 +168,6 @@ def altered_params(place: int, value: float, kind=np.float32):
         numbers = np.frombuffer(n.params, kind).copy()
         numbers[place] = value
         return replace(n, params=numbers.tobytes())
-
-    return alter
-
-
-def scaled_source(place: int, factor: float):
-    def alter(n: Op) -> Op:
-        source = n.sources[place]
-        new = replace(source, values=source.values * np.float32(factor))
-        return replace(n, sources=(*n.sources[:place], new, *n.sources[place + 1 :]))
 
     return alter
 

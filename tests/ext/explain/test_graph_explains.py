@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
-from explaining import Explained, pairs, spans
 from llamaref import Engine
 from proof.injected.base import TOKENS
 
 from llamadiff import compare
 from llamadiff.candidates.reference import record
 from llamadiff.ext.explain.solve import ROPE_BASE, solve
-
-
-@pytest.fixture(scope="module")
-def explained(small_model):
-    return Explained(small_model)
-
-
-SEVERAL = [pytest.param(trial, id=trial.name) for trial in (*spans(), *pairs())]
-
-
-@pytest.mark.parametrize("trial", SEVERAL)
-def test_bugs_in_spans_and_several_at_once_are_named(trial, explained):
-    assert trial.trouble(explained) == ""
 
 
 def test_a_familiar_constant_needs_no_search(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import gguf
 import numpy as np
@@ -59,20 +60,18 @@ def blocks(kind: str, rows: int, columns: int, rng: np.random.Generator) -> np.n
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """model(arch, kind): a small model, and its right run. gguf-py makes no K types: theirs are random blocks."""
-    folder, made = tmp_path_factory.mktemp("misread"), {}
+    folder = tmp_path_factory.mktemp("misread")
 
+    @cache
     def get(arch, kind):
-        if (arch, kind) not in made:
-            path, rng, tensors = folder / f"{arch}.{kind}.gguf", np.random.default_rng(3), {}
-            if kind in K_TYPES:
-                shapes = {"attn_q": (EMBD, EMBD), "attn_output": (EMBD, EMBD), "ffn_up": (FF, EMBD),
-                          "ffn_down": (EMBD, FF)}  # fmt: skip
-                shapes = {f"blk.{i}.{stem}": shape for i in range(2) for stem, shape in shapes.items()}
-                shapes["token_embd"] = (VOCAB, EMBD)
-                tensors = {f"{name}.weight": (blocks(kind, *shape, rng), Type[kind]) for name, shape in shapes.items()}
-            write_model(path, kind="Q8_0" if tensors else kind, tensors=tensors, **OPTIONS[arch])
-            made[arch, kind] = path, record(Engine(path), TOKENS, "engine")
-        return made[arch, kind]
+        path, rng, tensors = folder / f"{arch}.{kind}.gguf", np.random.default_rng(3), {}
+        if kind in K_TYPES:
+            shapes = {"attn_q": (EMBD, EMBD), "attn_output": (EMBD, EMBD), "ffn_up": (FF, EMBD), "ffn_down": (EMBD, FF)}
+            shapes = {f"blk.{i}.{stem}": shape for i in range(2) for stem, shape in shapes.items()}
+            shapes["token_embd"] = (VOCAB, EMBD)
+            tensors = {f"{name}.weight": (blocks(kind, *shape, rng), Type[kind]) for name, shape in shapes.items()}
+        write_model(path, kind="Q8_0" if tensors else kind, tensors=tensors, **OPTIONS[arch])
+        return path, record(Engine(path), TOKENS, "engine")
 
     return get
 
@@ -80,14 +79,13 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def graph_model(model, tmp_path_factory):
     """graph_model(arch, kind): the same, run through llama.cpp's graph."""
-    folder, made = tmp_path_factory.mktemp("graphs"), {}
+    folder = tmp_path_factory.mktemp("graphs")
 
+    @cache
     def get(arch, kind):
-        if (arch, kind) not in made:
-            path, _ = model(arch, kind)
-            request = text_request(ModelFile(path), Run(tokens=TOKENS), folder / "b.safetensors")
-            made[arch, kind] = by_its_graph(path, request)[0]
-        return made[arch, kind]
+        path, _ = model(arch, kind)
+        request = text_request(ModelFile(path), Run(tokens=TOKENS), folder / "b.safetensors")
+        return by_its_graph(path, request)[0]
 
     return get
 

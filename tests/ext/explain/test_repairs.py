@@ -8,9 +8,12 @@ import jsonschema
 import numpy as np
 import pytest
 from command import run
-from faulty import BUGS, with_maths
-from llamaref import Engine, ops
+from faulty import BUGS
+from llamaref import Engine
 from places import REPORT_SCHEMA
+from proof.injected.base import together
+from proof.injected.runs import record_faulty
+from proof.strangers.engine import NONE, Bug
 
 from llamadiff.candidates.reference import record
 from llamadiff.ext.explain.registry import known_bugs
@@ -24,11 +27,12 @@ COMMAND = ("llamadiff", "diff", "b.safetensors", "c.safetensors", "--model", "m.
 
 @pytest.fixture
 def repaired(small_model):
-    """The repairs of a run of an engine, held against a right one."""
+    """The repairs of a run with a bug, held against a right one."""
 
-    def get(build, lacking=(), command=COMMAND):
+    def get(bug, lacking=(), command=COMMAND):
         path = small_model()
-        result = diff(record(Engine(path), TOKENS, "right"), record(build(path), TOKENS, "mine").lacking(lacking), path)
+        wrong = record_faulty(bug, path, TOKENS).lacking(lacking)
+        result = diff(record(Engine(path), TOKENS, "right"), wrong, path)
         assert result.verdict == "wrong"
         return repairs_of(result, command)
 
@@ -36,7 +40,7 @@ def repaired(small_model):
 
 
 def test_a_cause_that_is_replayed_leaves_nothing_open(repaired):
-    [repair] = repaired(BUGS[0].build)
+    [repair] = repaired(BUGS[0])
     assert (repair.tap, repair.id, repair.confidence) == ("Qcur_rope-0", "rope-layout", "replayed")
     assert repair.taps == ("Qcur_rope-0", "Kcur_rope-0", "Qcur_rope-1", "Kcur_rope-1")
     assert repair.nmse < 1e-10
@@ -49,17 +53,13 @@ def test_a_cause_that_is_replayed_leaves_nothing_open(repaired):
 
 
 def test_two_bugs_are_two_repairs_in_graph_order(repaired):
-    both = type("Both", (BUGS[9].build, BUGS[6].build), {})
-    assert [(repair.tap, repair.id) for repair in repaired(both)] == [
+    assert [(repair.tap, repair.id) for repair in repaired(together(BUGS[9], BUGS[6]))] == [
         ("ffn_gate-0", "gate-up-swapped"), ("result_norm", "norm-missing"),
     ]  # fmt: skip
 
 
 def test_what_nothing_explains_has_its_place(repaired):
-    def odd(gate, up):
-        return ops.swiglu(gate, up) * (1 + 0.3 * np.sin(7 * up))
-
-    repairs = repaired(with_maths(swiglu=odd))
+    repairs = repaired(Bug("odd", {"gated": lambda e, right, gate, up: right(gate, up) * (1 + 0.3 * np.sin(7 * up))}))
     assert {repair.place.tap for repair in repairs} == {"ffn_swiglu-0"}
     repair = repairs[0]
     assert repair.confidence in ("nearest", "read back", "place only")
@@ -68,32 +68,26 @@ def test_what_nothing_explains_has_its_place(repaired):
     assert repair.place.inputs == ("ffn_gate-0", "ffn_up-0")
 
 
-class Odd(Engine):
-    """Its gate of layer 1 is bent as nobody bends it."""
-
-    def linear(self, x, name, tap):
-        y = super().linear(x, name, tap)
-        return y * (1 + 0.3 * np.sin(9 * y)) if name == "blk.1.ffn_gate" else y
-
-
+# layer 1's gate is bent as nobody bends it
+ODD = Bug("odd", faults={"ffn_gate": lambda e, x: x * (1 + 0.3 * np.sin(9 * x)) if e.layer == 1 else x})
 UNRECORDED = [f"ffn_{word}-1" for word in ("gate", "up", "swiglu")]
 
 
 def test_a_span_is_settled_by_recording_what_lies_in_it(repaired):
-    [repair] = repaired(Odd, UNRECORDED)
+    [repair] = repaired(ODD, UNRECORDED)
     assert repair.place.unrecorded[0] == "ffn_gate-1"
     assert repair.settle.command[:2] == ("llamadiff", "taps")
     assert "record ffn_gate-1, ffn_up-1, ffn_swiglu-1 too" in repair.settle.shows
 
 
 def test_without_a_command_line_there_is_no_command(repaired):
-    assert repaired(Odd, UNRECORDED, command=())[0].settle is None
+    assert repaired(ODD, UNRECORDED, command=())[0].settle is None
 
 
 def test_json_has_them_and_the_command_runs(small_model, tmp_path):
     path, words = small_model(), []
-    for name, build in {"b": Engine, "c": BUGS[6].build}.items():
-        trace = record(build(path), TOKENS, name)
+    for name, bug in {"b": NONE, "c": BUGS[6]}.items():
+        trace = record_faulty(bug, path, TOKENS)
         rewrite(trace, trace.info, tmp_path / f"{name}.safetensors")
         words.append(str(tmp_path / f"{name}.safetensors"))
     done = run("diff", *words, "--model", path, "-o", "json:-")

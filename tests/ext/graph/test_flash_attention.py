@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from models.options import OPTIONS
-from models.small import write_model
+from models.options import write_long
 
 from llamadiff.engines.run_spec import Run
 from llamadiff.ext.graph.backend import judge_graph
@@ -227,8 +226,7 @@ def test_the_last_key_of_many_is_missed():
 @pytest.mark.parametrize(("name", "n_tokens"), [("llama", 7), ("llama", 64), ("llama", 530), ("gemma2", 63)])
 def test_llama_cpp_is_right_on_this_machine(name, n_tokens, tmp_path):
     """Its kernels for few queries, for tiles, and for one query and many keys."""
-    extra = {**OPTIONS[name].get("extra", {}), "context_length": 600}
-    path = write_model(tmp_path / "m.gguf", kind="Q8_0", **{**OPTIONS[name], "extra": extra, "layers": 1})
+    path = write_long(tmp_path / "m.gguf", name, "Q8_0", 600, layers=1)
     tokens = tuple(3 + 7 * i % 60 for i in range(n_tokens))
     result = judge_graph(path, Run(tokens=tokens, n_predict=2, settings=Settings(flash_attn=True)))
     assert [row for row in result.rows if row.op == "FLASH_ATTN_EXT"]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty import BUGS
 from graphs_by_hand import engine_of, node, ramp
 from llamaref import Engine, Tap, Weights
 from models.random_models import NAMES
 from models.small import write_model
+from traces import only
 
 from llamadiff import Trace, compare
 from llamadiff.candidates.reference import record
@@ -45,11 +45,6 @@ def changed(trace: Trace, **taps) -> Trace:
     for name, change in taps.items():
         arrays[name.replace("_at_", "-")] = change(arrays[name.replace("_at_", "-")])
     return Trace(trace.info, arrays, trace.dtypes)
-
-
-def only(trace: Trace, *patterns: str) -> Trace:
-    kept = {name: trace[name] for name in trace if name.startswith(patterns)}
-    return Trace(trace.info, kept, trace.dtypes)
 
 
 # the engine's taps that llama.cpp's graph of an architecture has no node for
@@ -105,15 +100,6 @@ def test_a_wrong_layer_is_named_through_what_was_not_recorded(small_model, by_gr
     assert {"attn_norm-1", "Qcur_rope-1", "ffn_out-1"} <= set(result.first_divergence.span)
     assert not result.only_engine_read
     assert "does not read" not in result.summary
-
-
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_bugs_are_named_through_the_graph_as_through_the_engine(bug, small_model):
-    path = small_model(bug.arch)
-    result = compare(path, TOKENS, candidate=record(bug.build(path), TOKENS, "mine"), how=How(engine="graph"))
-    words = {parse(row.tap).kind.word for row in result.wrong}
-    assert bug.words[0] in words
-    assert parse(result.first_divergence.tap).kind.word == bug.words[0]
 
 
 ASKED = {

@@ -14,8 +14,7 @@ from llamaref import Weights
 from models.random_models import NAMES
 from sent import own_rounding
 
-from llamadiff import compare
-from llamadiff.engines.run_spec import How, Run
+from llamadiff.engines.run_spec import Run
 from llamadiff.ext.graph.backend import judge_graph, list_nodes
 from llamadiff.ext.graph.check import distance, replay
 from llamadiff.ext.graph.node import Node
@@ -64,11 +63,6 @@ def test_every_node_is_right_with_other_settings(name, kind, small_model, machin
 @pytest.mark.parametrize("name", NAMES)
 def test_every_node_of_every_architecture_is_right(name, flash, random_model):
     all_right(judge_graph(random_model(name), Run(tokens=TOKENS, n_predict=4, settings=Settings(flash_attn=flash))))
-
-
-def test_compare_takes_the_graph_where_there_is_no_engine(small_model):
-    assert compare(small_model(), TOKENS).candidate["name"] == "the reference engine"
-    assert compare(small_model(), TOKENS, how=How(engine="graph")).candidate["name"] == "ggml's ops in NumPy"
 
 
 # faults

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from faulty import BUGS
+from proof.injected.runs import record_faulty
 from report.made_up import local, row
 from traces import TOKENS
 
-from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.page import closeup as numerics
 from llamadiff.ext.page.closeup import Closeup, closeup, coarse, levels
@@ -113,7 +113,7 @@ def test_nothing_is_shown_of_nothing():
 
 @pytest.fixture(scope="module")
 def faulty(small_model):
-    return record(BUGS[0].build(small_model()), TOKENS, "my-engine")
+    return record_faulty(BUGS[0], small_model(), TOKENS, name="my-engine")
 
 
 def compared(model, candidate=None, **how):
@@ -149,7 +149,7 @@ def test_a_graph_has_closeups_of_its_nodes(small_model):
 def test_two_traces_without_a_model_have_closeups_too(small_model, faulty):
     from llamadiff.verbs.drift_only import drift_only
 
-    right = record(BUGS[1].build(small_model()), TOKENS, "other")
+    right = record_faulty(BUGS[1], small_model(), TOKENS, name="other")
     result = drift_only(right, faulty, How(pictures=True))
     first = next(row for row in result.rows if row.verdict == "unchecked")
     assert first.closeup is not None

@@ -18,12 +18,12 @@ import pytest
 from command import run
 from faulty import BUGS
 from optional import needs
+from proof.injected.runs import record_faulty
 from report.made_up import REPORTS, hostile
 from report.snapshots import Markdown
 from traces import TOKENS, save
 
 import llamadiff
-from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How
 from llamadiff.ext.page.markdown import checks_to_markdown, to_markdown
 from llamadiff.report.formats import MOST as LONGEST
@@ -247,7 +247,7 @@ def test_code_ends_where_it_should():
 
 
 def test_the_summary_of_a_job_gets_the_block_too(small_model, tmp_path, monkeypatch):
-    faulty = save(record(BUGS[0].build(small_model()), TOKENS, "mine"), tmp_path / "faulty.safetensors")
+    faulty = save(record_faulty(BUGS[0], small_model(), TOKENS), tmp_path / "faulty.safetensors")
     summary, target = tmp_path / "summary.md", tmp_path / "report.md"
     summary.write_text("before\n", encoding="utf-8")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
@@ -263,7 +263,7 @@ def test_the_summary_of_a_job_gets_the_block_too(small_model, tmp_path, monkeypa
 
 
 def test_a_summary_that_is_full_is_left_as_it_is_and_said(small_model, tmp_path, monkeypatch):
-    faulty = save(record(BUGS[0].build(small_model()), TOKENS, "mine"), tmp_path / "faulty.safetensors")
+    faulty = save(record_faulty(BUGS[0], small_model(), TOKENS), tmp_path / "faulty.safetensors")
     summary = tmp_path / "summary.md"
     summary.write_bytes(b"x" * (1 << 20))
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))

@@ -14,11 +14,11 @@ import pytest
 from command import run
 from faulty import BUGS
 from optional import needs, program
+from proof.injected.runs import record_faulty
 from report.made_up import row
 from traces import TOKENS, save
 from waiting import HANG
 
-from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.page import page as pages
 from llamadiff.ext.page.data import columns_of
@@ -38,7 +38,7 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def faulty(small_model):
-    return record(BUGS[0].build(small_model()), TOKENS, "my-engine")
+    return record_faulty(BUGS[0], small_model(), TOKENS, name="my-engine")
 
 
 @pytest.fixture(scope="module")
@@ -396,7 +396,7 @@ def test_what_was_refused_is_listed(show, right):
 def test_two_traces_without_a_model_begin_where_they_part(show, small_model, faulty):
     from llamadiff.verbs.drift_only import drift_only
 
-    result = drift_only(record(BUGS[1].build(small_model()), TOKENS, "other"), faulty, How(pictures=True))
+    result = drift_only(record_faulty(BUGS[1], small_model(), TOKENS, name="other"), faulty, How(pictures=True))
     page = show(to_html(result, COMMAND))
     first = next(each.tap for each in result.rows if each.verdict == "unchecked")
     assert page.locator(".closeup h2").inner_text() == first

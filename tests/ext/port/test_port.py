@@ -39,12 +39,7 @@ RIGHT = [arch for arch in MODELS if arch != "phi3"]  # the converter leaves out 
 def checkpoint(tmp_path_factory):
     """architecture -> its checkpoint, made once."""
     folder = tmp_path_factory.mktemp("checkpoints")
-
-    @cache
-    def made(arch):
-        return make(folder / arch, arch)
-
-    return made
+    return cache(lambda arch: make(folder / arch, arch))
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 from between import between
 from optional import needs
-from servers import mistakes, started
+from servers import mistakes
 from waiting import HANG
 
 from llamadiff.engines.run_spec import How, Run
@@ -29,7 +27,6 @@ TURN = "Tell me a story.\nAbout a dog."
 WRONG, UNCHECKED = ("wrong",), ("wrong", "unchecked")
 OFF = "no known mistake, setting or file explains them"
 RIGHT_SAID = "the server's log-probabilities are right up to rounding"
-Servers = Callable[..., str]
 
 
 @dataclass(frozen=True)
@@ -92,21 +89,6 @@ CHEAP = (
     "rope-scaling",
     "requantized-q4_0",
 )  # nothing is searched for
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Servers]:
-    """served("--api", "vllm", model=PATH): the address of such a server, started once."""
-    made: dict[tuple[str, ...], str] = {}
-    with ExitStack() as stack:
-
-        def get(*flags: str, model: Path | None = None) -> str:
-            words = (str(model or shipped_model()), *flags)
-            if words not in made:
-                made[words] = stack.enter_context(started(*words))
-            return made[words]
-
-        yield get
 
 
 def judged(url: str, model: Path | None = None, text: str = TEXT, *, chat: bool = False) -> Comparison:

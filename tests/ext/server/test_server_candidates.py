@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ import pytest
 from between import between
 from command import in_process_of_its_own, run
 from optional import needs
-from servers import hostile, started
+from servers import hostile
 from waiting import HANG
 
 from llamadiff import UserError
@@ -37,22 +35,6 @@ LONG = f"{TEXT} had a red ball and a small dog. They went to the park and saw a 
 TURN = "Tell me a story.\nAbout a dog."
 SECRET = "sk-0123456789abcdef-hidden"
 RIGHT_SAID = "the server's log-probabilities are right up to rounding, as far as "
-Servers = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Servers]:
-    """served("--api", "vllm", model=PATH): the address of such a server, started once."""
-    made: dict[tuple[str, ...], str] = {}
-    with ExitStack() as stack:
-
-        def get(*flags: str, model: Path | None = None) -> str:
-            words = (str(model or shipped_model()), *flags)
-            if words not in made:
-                made[words] = stack.enter_context(started(*words))
-            return made[words]
-
-        yield get
 
 
 @pytest.fixture(scope="module")

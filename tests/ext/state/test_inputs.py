@@ -52,14 +52,6 @@ def said(model, name):
     return row.verdict, [check.found for check in row.comparison.preflight if check.name == "inputs"]
 
 
-def sees_another(inputs, values):
-    """The first token of the pass sees a row of another sequence."""
-    row = inputs.current[0]
-    [cells] = {id(cells): cells for cells in inputs.caches.values() if cells.held}.values() or [None]
-    other = next(cell for sequence, held in cells.held.items() if sequence != row.sequence for cell in held.values())
-    values.reshape(-1, values.shape[-1])[0, other] = 0
-
-
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "mamba2", "deepseek2", "gpt-oss"])
 @pytest.mark.parametrize("name", ["interleaved=3", "restored=on", "forked=on", "batch=3", "ubatch=3"])
 def test_right_ones_are_not_accused(kind, name, small_model):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
-from faulty import BUGS, Bug
 from llamaref import Engine, Weights
 from llamaref.sums import WeightProduct
-from models.options import OPTIONS
+from models.options import OPTIONS, write_long
 from models.small import write_model
 
 from llamadiff import compare
-from llamadiff.candidates.reference import Recorder, record
-from llamadiff.engines.run_spec import USUAL, How
+from llamadiff.candidates.reference import Recorder
+from llamadiff.engines.run_spec import USUAL
 from llamadiff.ext.verify import combinations, sketches
 from llamadiff.ext.verify.by_sketch import PART_SHARE, WHOLE_SHARE, Sketching
 from llamadiff.ext.verify.combinations import COUNT, SPAN, Combinations, ErrorSquares, seldom
@@ -25,7 +25,7 @@ from llamadiff.numerics.arithmetic import round_to
 from llamadiff.report.json import to_object
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
-from llamadiff.verbs.verbs import check, diff
+from llamadiff.verbs.verbs import check
 
 MATCH = 1e-10
 ALL = [slice(0, None)]
@@ -42,14 +42,7 @@ def tokens(n):
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    def get(arch, kind="F32"):
-        folder = tmp_path_factory.mktemp("m")
-        options = dict(OPTIONS[arch])
-        extra = {**options.pop("extra", {}), "context_length": 8192}
-        return write_model(folder / "m.gguf", **{"arch": arch, "kind": kind, **options, "extra": extra})
-
-    made = {}
-    return lambda *key: made.setdefault(key, None) or made.update({key: get(*key)}) or made[key]
+    return cache(lambda arch, kind: write_long(tmp_path_factory.mktemp("m") / "m.gguf", arch, kind))
 
 
 # -- the estimate -------------------------------------------------------------------------------------------------
@@ -228,29 +221,10 @@ def test_every_architecture_is_judged_alike_by_sketch(arch, small_model, monkeyp
         assert a.local.nmse == pytest.approx(b.local.nmse, rel=0.9, abs=1e-12, nan_ok=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_bug_is_found_at_its_tap_in_600_tokens(bug: Bug, kind, path):
-    model = path(bug.arch, kind)
-    right = record(Engine(model), tokens(600), "right")
-    found = diff(right, record(bug.build(model), tokens(600), "mine"), model, how=How(diagnose=False))
-    expected = [row.tap for row in found.rows if row.tap.rsplit("-", 1)[0] in bug.words]
-    assert [row.tap for row in found.wrong] == expected
-    assert words_of(found) == PRODUCTS - set(bug.words)
-
-
 @pytest.fixture(scope="module")
 def long_run(path):
     """kind -> the model and what a right engine has of 2,048 tokens."""
-    made = {}
-
-    def get(kind):
-        if kind not in made:
-            made[kind] = path("llama", kind), recorded(Engine(path("llama", kind)), 2048)
-        return made[kind]
-
-    return get
+    return cache(lambda kind: (path("llama", kind), recorded(Engine(path("llama", kind)), 2048)))
 
 
 HOW = replace(USUAL, diagnose=False)

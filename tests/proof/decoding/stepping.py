@@ -14,7 +14,7 @@ import numpy as np
 
 from proof.strangers import recording
 from proof.strangers.arithmetic import Arithmetic
-from proof.strangers.engine import Array, Engine
+from proof.strangers.engine import Array, Bug, Edit, Engine
 from proof.strangers.model import File, read
 
 PLAIN = Arithmetic("float32", "scores, whose keys are of several sequences, are not recorded",
@@ -24,9 +24,10 @@ PLAIN = Arithmetic("float32", "scores, whose keys are of several sequences, are 
 class Stepping(Engine):
     """Steps over one cache. Its methods are what a mistake replaces."""
 
-    def __init__(self, file: File) -> None:
-        super().__init__(file, PLAIN)
+    def __init__(self, file: File, mistake: str) -> None:
+        super().__init__(file, PLAIN, Bug(mistake, MISTAKES[mistake]))
         self.begin(0)
+        self.gone: dict[int, list[int]] = {}  # what a mistake remembers of a sequence
         self.slots_of: dict[int, list[int]] = {}
         self.states: dict[int, list[int]] = {}
         self.used = 0
@@ -82,94 +83,62 @@ class Stepping(Engine):
         return self.unseen
 
 
-class ForkShares(Stepping):
+def shared(e: Stepping, right: Edit, source: int, target: int) -> None:
     """What a fork is given later goes into both."""
-
-    def fork(self, source: int, target: int) -> None:
-        self.slots_of[target] = self.slots_of[source]
+    e.slots_of[target] = e.slots_of[source]
 
 
-class ForkWithoutLast(Stepping):
+def without_last(e: Stepping, right: Edit, source: int, target: int) -> None:
     """A fork lacks the last row."""
-
-    def fork(self, source: int, target: int) -> None:
-        super().fork(source, target)
-        self.gone = self.slots_of[target][-1]
-
-    def visible(self, sequence: int, slots: Sequence[int]) -> Sequence[int]:
-        return [slot for slot in slots if sequence == 0 or slot != getattr(self, "gone", None)]
+    right(source, target)
+    e.gone[target] = e.slots_of[target][-1:]
 
 
-class DropForgotten(Stepping):
-    """What was dropped is still seen."""
-
-    def __init__(self, file: File) -> None:
-        super().__init__(file)
-        self.gone: dict[int, list[int]] = {}
-
-    def drop(self, count: int, sequence: int) -> None:
-        self.gone[sequence] = self.slots_of[sequence][-count:]
-        super().drop(count, sequence)
-
-    def visible(self, sequence: int, slots: Sequence[int]) -> Sequence[int]:
-        return [*slots, *self.gone.get(sequence, [])]
+def dropped(e: Stepping, right: Edit, count: int, sequence: int) -> None:
+    e.gone[sequence] = e.slots_of[sequence][-count:]
+    right(count, sequence)
 
 
-class DropKeepsPosition(Stepping):
-    """After something was dropped, positions go on as if it had not been."""
-
-    def __init__(self, file: File) -> None:
-        super().__init__(file)
-        self.ahead: dict[int, int] = {}
-
-    def drop(self, count: int, sequence: int) -> None:
-        super().drop(count, sequence)
-        self.ahead[sequence] = self.ahead.get(sequence, 0) + count
-
-    def place(self, sequence: int, at: int) -> int:
-        return at + self.ahead.get(sequence, 0)
+def forgotten(e: Stepping, right: Edit, sequence: int) -> None:
+    e.gone[sequence] = e.slots_of.get(sequence, [])
+    right(sequence)
 
 
-class SeesOthers(Stepping):
-    """A token of a batch of several sequences sees all of them."""
-
-    def visible(self, sequence: int, slots: Sequence[int]) -> Sequence[int]:
-        return [slot for own in self.slots_of.values() for slot in own]
-
-
-class NewForgotten(Stepping):
-    """A new sequence still sees what was there before."""
-
-    def __init__(self, file: File) -> None:
-        super().__init__(file)
-        self.old: dict[int, list[int]] = {}
-
-    def new(self, sequence: int) -> None:
-        self.old[sequence] = self.slots_of.get(sequence, [])
-        super().new(sequence)
-
-    def visible(self, sequence: int, slots: Sequence[int]) -> Sequence[int]:
-        return [*self.old.get(sequence, []), *slots]
-
-
-class KeptByReference(Stepping):
+def kept_itself(e: Stepping, right: Edit, sequence: int, place: int) -> None:
     """What is kept goes on with the sequence."""
-
-    def keep(self, sequence: int, place: int) -> None:
-        self.states[place] = self.slots_of[sequence]
+    e.states[place] = e.slots_of[sequence]
 
 
-class PositionsOfAll(Stepping):
-    """The position of a token is how many rows the cache has."""
-
-    def place(self, sequence: int, at: int) -> int:
-        return self.used
+def gone_too(e: Stepping, right: Edit, sequence: int, slots: Sequence[int]) -> list[int]:
+    """A token still sees what is gone."""
+    return [*e.gone.get(sequence, []), *slots]
 
 
-MISTAKES = {each.__name__: each for each in (
-    Stepping, ForkShares, ForkWithoutLast, DropForgotten, DropKeepsPosition, SeesOthers, NewForgotten, KeptByReference,
-    PositionsOfAll,
-)}  # fmt: skip
+def but_gone(e: Stepping, right: Edit, sequence: int, slots: Sequence[int]) -> list[int]:
+    return [slot for slot in slots if slot not in e.gone.get(sequence, [])]
+
+
+def of_all(e: Stepping, right: Edit, sequence: int, slots: Sequence[int]) -> list[int]:
+    """A token of a batch of several sequences sees all of them."""
+    return [slot for own in e.slots_of.values() for slot in own]
+
+
+def as_if_kept(e: Stepping, right: Edit, sequence: int, at: int) -> int:
+    """After something was dropped, positions go on as if it had not been."""
+    return at + len(e.gone.get(sequence, []))
+
+
+MISTAKES: dict[str, dict[str, Edit]] = {
+    "none": {},
+    "fork shares": {"fork": shared},
+    "fork without last": {"fork": without_last, "visible": but_gone},
+    "drop forgotten": {"drop": dropped, "visible": gone_too},
+    "drop keeps position": {"drop": dropped, "place": as_if_kept},
+    "sees others": {"visible": of_all},
+    "new forgotten": {"new": forgotten, "visible": gone_too},
+    "kept by reference": {"keep": kept_itself},
+    "positions of all": {"place": lambda e, right, sequence, at: e.used},
+}
 
 
 def carry_out(engine: Stepping, steps: Sequence[dict[str, object]], out: Path) -> None:
@@ -205,7 +174,7 @@ def main() -> None:
         parser.add_argument(name, required=True)
     given = parser.parse_args()
     steps = json.loads(Path(given.steps).read_text(encoding="utf-8"))
-    carry_out(MISTAKES[given.mistake](read(Path(given.model))), steps, Path(given.out))
+    carry_out(Stepping(read(Path(given.model)), given.mistake), steps, Path(given.out))
 
 
 if __name__ == "__main__":

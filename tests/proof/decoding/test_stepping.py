@@ -30,14 +30,14 @@ STEPS = [
     {"tokens": [1, 350, 351], "sequence": 0},
 ]
 WORDS = {  # of a mistake, how the headline begins
-    "ForkShares": "in step 3, tokens of sequence 0 after fork 0 to 1: ",
-    "ForkWithoutLast": "in step 3, tokens of sequence 1 after fork 0 to 1: ",
-    "DropForgotten": "in step 6, a token of sequence 0 after drop 1 sequence 0: ",
-    "DropKeepsPosition": "in step 6, a token of sequence 0 after drop 1 sequence 0: ",
-    "SeesOthers": "in step 3, tokens of sequence ",
-    "NewForgotten": "in step 11, tokens of sequence 0 after new 0: ",
-    "KeptByReference": "in step 9, a token of sequence 2 after restore 7 to 2: ",
-    "PositionsOfAll": "in step 3, tokens of sequence ",
+    "fork shares": "in step 3, tokens of sequence 0 after fork 0 to 1: ",
+    "fork without last": "in step 3, tokens of sequence 1 after fork 0 to 1: ",
+    "drop forgotten": "in step 6, a token of sequence 0 after drop 1 sequence 0: ",
+    "drop keeps position": "in step 6, a token of sequence 0 after drop 1 sequence 0: ",
+    "sees others": "in step 3, tokens of sequence ",
+    "new forgotten": "in step 11, tokens of sequence 0 after new 0: ",
+    "kept by reference": "in step 9, a token of sequence 2 after restore 7 to 2: ",
+    "positions of all": "in step 3, tokens of sequence ",
 }
 
 
@@ -59,7 +59,7 @@ def stepping(tmp_path):
 
 @pytest.mark.parametrize("engine", [None, "graph"])
 def test_a_right_engine_is_right_in_every_step(engine, stepping):
-    result = stepping("Stepping", engine=engine)
+    result = stepping("none", engine=engine)
     assert (result.verdict, result.wrong, result.diagnosis) == ("match", (), ())
     assert "6 steps have tokens, of 5 sequences that were run alone" in result.notes
 
@@ -75,7 +75,7 @@ def test_a_mistake_is_told_at_its_step(mistake, stepping):
 
 
 def test_all_mistakes_are_tried():
-    assert {"Stepping", *WORDS} == {*MISTAKES}
+    assert {"none", *WORDS} == {*MISTAKES}
 
 
 @pytest.mark.parametrize(

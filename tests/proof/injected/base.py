@@ -68,6 +68,13 @@ def elsewhere(
     return bug(name, "", (), edits, models=(), decode=decode, others=others, unlike=unlike, **faults)
 
 
+def together(*bugs: Bug) -> Bug:
+    """Several bugs at once, of different ops."""
+    edits = {op: edit for bug in bugs for op, edit in bug.edits.items()}
+    assert len(edits) == sum(len(bug.edits) for bug in bugs)
+    return Bug(" + ".join(bug.name for bug in bugs), edits)
+
+
 def at(words: Iterable[str], fault: Edit) -> dict[str, Edit]:
     return dict.fromkeys(words, fault)
 

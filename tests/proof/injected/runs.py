@@ -16,9 +16,11 @@ from proof.strangers.model import read
 opened = lru_cache(maxsize=32)(read)
 
 
-def record_faulty(bug: Bug, path: Path, tokens: Sequence[int] = TOKENS, n_prefill: int = 0) -> Trace:
+def record_faulty(
+    bug: Bug, path: Path, tokens: Sequence[int] = TOKENS, n_prefill: int = 0, name: str = "mine"
+) -> Trace:
     """Every tap of a run of somebody's engine that computes in float32."""
     taps = Engine(opened(path), BY_NAME["float32"], bug).run(tokens, n_prefill)
     kinds = {name: "I32" if values.dtype.kind == "i" else "F32" for name, values in taps.items()}
-    info = Info(tuple(tokens), tuple(range(len(tokens))), n_prefill or len(tokens), producer={"name": "my engine"})
+    info = Info(tuple(tokens), tuple(range(len(tokens))), n_prefill or len(tokens), producer={"name": name})
     return Trace(info, taps, kinds)

@@ -17,12 +17,10 @@ from proof.strangers import recording
 from proof.strangers.arithmetic import ARITHMETICS, BY_NAME, Arithmetic
 from proof.strangers.crossing import Size, applies, baseline, model_file, opened, size_of, stated
 from proof.strangers.engine import NONE, Bug, Engine
-from proof.unlisted.bugs import TOKENS, UNLISTED, Unlisted
-from proof.unlisted.more import MORE
+from proof.unlisted.bugs import TOKENS, Unlisted
+from proof.unlisted.more import MISTAKES, UNLISTED
 
 Array = np.ndarray
-_BY_NAME = UNLISTED | MORE
-MISTAKES = tuple(_BY_NAME.values())
 KINDS = ("F32", "F16", "Q8_0", "BF16")
 PLAIN = BY_NAME["float32"]
 ENDS = ("l_out", "result_output")
@@ -72,7 +70,7 @@ def path_of(case: Case, folder: Path) -> Path:
 
 @lru_cache(maxsize=64)
 def _ran(path: Path, arithmetic: str, mistake: str, tokens: tuple[int, ...]) -> Mapping[str, Array]:
-    bug = _BY_NAME[mistake].bug if mistake else NONE
+    bug = UNLISTED[mistake].bug if mistake else NONE
     with threadpool_limits(1, "blas"):
         return recording.without_cache(Engine(opened(path), BY_NAME[arithmetic], bug).run(tokens))
 

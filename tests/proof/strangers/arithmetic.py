@@ -226,7 +226,6 @@ class Arithmetic:
 
 
 SCALED = frozenset({"scale"})
-PLAIN_LLAMA = ("llama", "moe")
 
 
 def _cache(name: str, says: str, kept: Rounding, **more: Rounding) -> Arithmetic:

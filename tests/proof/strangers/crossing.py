@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gguf
 import numpy as np
@@ -345,17 +345,3 @@ def stated_when_right(case: Case, folder: Path) -> dict[str, Size]:
 def kind_of(tap: str) -> str:
     found = parse(tap)
     return found.kind.word if found else tap
-
-
-def figures(outcome: Outcome) -> list[str]:
-    """Each op's worst error among right taps, beside its limits: for a line of the report."""
-    worst: dict[str, Any] = {}
-    for row in outcome.comparison.rows:
-        if row.local and row.local.nmse > worst.get(kind_of(row.tap), (0.0, 0.0))[0] and row.verdict != "match":
-            worst[kind_of(row.tap)] = (row.local.nmse, stated(row).whole, row.verdict)
-    return [f"{word} {nmse:.1e}/{limit:.0e} {verdict}" for word, (nmse, limit, verdict) in worst.items()]
-
-
-def figures_of(size: Size | None) -> str:
-    """The three sizes of an error, briefly."""
-    return "/".join(f"{value:.0e}" for value in size) if size is not None else "-"

@@ -8,8 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from models.options import OPTIONS
-from models.small import write_model
+from models.options import write_long
 
 from llamadiff.engines.run_spec import How
 from llamadiff.result.comparison import Comparison
@@ -114,10 +113,7 @@ def drawn(seed: int, long: bool = False) -> Lie:
 
 def model_of(setting: Setting, folder: Path) -> Path:
     path = folder / f"long.{setting.model}.{setting.kind}.gguf"
-    if path.exists():
-        return path
-    options = OPTIONS[setting.model]
-    return write_model(path, kind=setting.kind, **{**options, "extra": {"context_length": 1024}})
+    return path if path.exists() else write_long(path, setting.model, setting.kind, 1024)
 
 
 @lru_cache(maxsize=16)

@@ -1,14 +1,12 @@
-"""Forty mistakes that no known bug describes, each with the parameter that it changes and the value it gives it.
+"""Forty mistakes that no known bug describes, each with the sentence that is read back of it.
 
-The engine is the stranger's (proof/strangers), which shares no code with what looks for them. A parameter's values are
-data: what is said of an error is held to them (said.py).
+The engine is the stranger's (proof/strangers), which shares no code with what looks for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,12 +19,11 @@ TOKENS = (1, 17, 5, 80, 42, 9, 33, 64, 5, 2, 71, 28)
 
 @dataclass(frozen=True)
 class Unlisted:
-    """A mistake: the first tap that it falsifies, the parameter that it changes there, and the value it gives it."""
+    """A mistake: the first tap that it falsifies, and what is said of that."""
 
     name: str
     tap: str
-    parameter: str
-    value: Any
+    sentence: str
     bug: Bug
     model: str = "llama"
     kind: str = "F16"
@@ -36,11 +33,11 @@ UNLISTED: dict[str, Unlisted] = {}
 
 
 def add(
-    name: str, tap: str, parameter: str, value: Any, edits: Mapping[str, Edit] | None = None, *,
+    name: str, tap: str, sentence: str, edits: Mapping[str, Edit] | None = None, *,
     model: str = "llama", kind: str = "F16", **faults: Edit,
 ) -> None:  # fmt: skip
     """A mistake by its name: ops as it has them, or values that pass taps."""
-    UNLISTED[name] = Unlisted(name, tap, parameter, value, Bug(name, edits or {}, faults), model, kind)
+    UNLISTED[name] = Unlisted(name, tap, sentence, Bug(name, edits or {}, faults), model, kind)
 
 
 def wide(x: Array) -> Array:
@@ -71,22 +68,40 @@ NORM = "attn_norm-0"
 add(
     "mean square clamped from below",
     NORM,
-    "mean square at least",
-    0.004,
+    "each row's mean square counts as at least 0.004",
     root(lambda x, eps: np.sqrt(np.maximum(squared(x), 0.004))),
 )
 add(
     "squares without the last 4",
     NORM,
-    "channels summed",
-    (0, 251, 256),
+    "its mean square is of channels 0 to 251 alone, divided by 256",
     root(lambda x, eps: np.sqrt((x[..., :-4] ** 2).sum(-1, keepdims=True) / x.shape[-1] + eps)),
 )
-add("another power", NORM, "power", 0.4, root(lambda x, eps: (squared(x) + eps) ** 0.4))
-add("normalised twice", NORM, "times", 2, {"norm": lambda e, right, x, stem: right(right(x, stem), stem)})
-add("weight plus a half", NORM, "weight plus", 0.5, weight_as(lambda w: w + w.dtype.type(0.5)))
-add("weight of the first channels only", NORM, "weight is one in", (192, 255), weight_as(lambda w: ones_from(w, 192)))
-add("weight a channel late", NORM, "weight rolled by", 1, weight_as(lambda w: np.roll(w, 1)))
+add(
+    "another power",
+    NORM,
+    "each row is divided by its mean square to the power 0.4, where 0.5 is right",
+    root(lambda x, eps: (squared(x) + eps) ** 0.4),
+)
+add(
+    "normalised twice",
+    NORM,
+    "it is applied twice, weight and all",
+    {"norm": lambda e, right, x, stem: right(right(x, stem), stem)},
+)
+add("weight plus a half", NORM, "its weight is the file's plus 0.5", weight_as(lambda w: w + w.dtype.type(0.5)))
+add(
+    "weight of the first channels only",
+    NORM,
+    "its weight is 1 in channels 192 to 255",
+    weight_as(lambda w: ones_from(w, 192)),
+)
+add(
+    "weight a channel late",
+    NORM,
+    "its weight is in another order: the channels are rolled: each is 1 place later",
+    weight_as(lambda w: np.roll(w, 1)),
+)
 
 
 # -- RoPE ----------------------------------------------------------------------------------------------------------
@@ -123,32 +138,40 @@ def longer(e: Engine, right: Edit, x: Array, cos: Array, sin: Array, in_pairs: b
 
 
 Q = "Qcur_rope-0"
-add("positions modulo 8", Q, "positions", [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3], at(lambda p: p % 8))
+add("positions modulo 8", Q, "the rows are rotated by the positions 0 to 7, then 0 to 3", at(lambda p: p % 8))
 add(
     "a table of 8 positions, its last for the rest",
     Q,
-    "positions",
-    [0, 1, 2, 3, 4, 5, 6, 7, 7, 7, 7, 7],
+    "the rows are rotated by the positions 0 to 7, then 4 times 7",
     at(lambda p: np.minimum(p, 7)),
 )
 add(
     "each pair by the next one's frequency",
     Q,
-    "frequencies of pairs",
-    [*range(1, 32), 0],
+    "by their frequencies the pairs are rolled: each is 1 place earlier",
     frequencies_as(lambda f: np.roll(f, -1)),
 )
 add(
     "slow pairs slowed by 4",
     Q,
-    "frequencies times",
-    (16, 31, 0.25),
+    "the frequencies of pairs 16 to 31 are 0.25 times what they should be",
     frequencies_as(lambda f: np.where(np.arange(len(f)) < 16, f, f / 4)),
 )
-add("frequencies in float16", Q, "frequencies in", "float16", frequencies_as(half))
-add("last head one position ahead", Q, "positions of head", (3, list(range(1, 13))), {"rotated": last_head_ahead})
-add("rotated in place", Q, "second of", "new", {"turned": in_place})
-add("slow pairs longer", Q, "lengths of pairs", (16, 31, 1.1), {"turned": longer}, model="qwen3")
+add("frequencies in float16", Q, "its frequencies are rounded to float16", frequencies_as(half))
+add(
+    "last head one position ahead",
+    Q,
+    "the rows of head 3 are rotated by the positions 1 to 12",
+    {"rotated": last_head_ahead},
+)
+add("rotated in place", Q, "the second value of each pair is made of the other one's new value", {"turned": in_place})
+add(
+    "slow pairs longer",
+    Q,
+    "pairs 16 to 31 come out 1.1 times as long as they should",
+    {"turned": longer},
+    model="qwen3",
+)
 
 
 # -- softmax -------------------------------------------------------------------------------------------------------
@@ -202,11 +225,26 @@ def cut_at_2(x: Array, hidden: Array, scale: float) -> Array:
 
 
 P = "kq_soft_max-0"
-add("a temperature for each head", P, "scales of heads", [0.125, 0.1, 0.125 / 1.5, 0.0625], probabilities_as(by_head))
-add("own key not in the sum", P, "sum leaves out", "own", probabilities_as(without_own_key))
-add("one in the sum", P, "sum plus", 1.0, probabilities_as(with_one))
-add("key 3 unseen", P, "unseen", (3, [4, 5, 6, 7, 8, 9, 10, 11]), probabilities_as(without_key_3))
-add("small powers cut", P, "cut below", 2.0, probabilities_as(cut_at_2))
+add(
+    "a temperature for each head",
+    P,
+    "scores are multiplied by 0.125, 0.1, 0.08333, 0.0625 in heads 0 to 3, where 0.125 is right",
+    probabilities_as(by_head),
+)
+add(
+    "own key not in the sum",
+    P,
+    "its sum leaves out each query's own key, where there is another key",
+    probabilities_as(without_own_key),
+)
+add("one in the sum", P, "its sum is 1 too large, where the largest term is 1", probabilities_as(with_one))
+add("key 3 unseen", P, "key 3 is not seen by queries 4 to 11", probabilities_as(without_key_3))
+add(
+    "small powers cut",
+    P,
+    "keys whose scaled score is more than 2 below the row's largest get nothing",
+    probabilities_as(cut_at_2),
+)
 
 
 # -- attention's output --------------------------------------------------------------------------------------------
@@ -251,11 +289,31 @@ def online(e: Engine, right: Edit, q: Array, keys: Array, values: Array) -> Arra
 
 
 OUT = "kqv_out-0"
-add("heads of V mixed up", OUT, "V heads", [0, 1, 1, 1], {"value_heads": lambda e, right: np.array([0, 1, 1, 1])})
-add("last key's value not added", OUT, "value left out", "own", weights_as(without_last))
-add("a row of V stale", OUT, "V row", (5, 4), {"read_values": stale_row})
-add("rows of V of another layer", "kqv_out-1", "V rows of layer", ([0, 1, 2, 3], 0), {"read_values": overlapping})
-add("online softmax not rescaled", OUT, "not rescaled in blocks of", 4, {"attention": online})
+add(
+    "heads of V mixed up",
+    OUT,
+    "heads 0 to 3 read the V heads 0, 1, 1, 1, where 0, 0, 1, 1 are right",
+    {"value_heads": lambda e, right: np.array([0, 1, 1, 1])},
+)
+add(
+    "last key's value not added",
+    OUT,
+    "the value of each query's own key is not added, where there is another key",
+    weights_as(without_last),
+)
+add("a row of V stale", OUT, "in place of V's row 5 it reads row 4", {"read_values": stale_row})
+add(
+    "rows of V of another layer",
+    "kqv_out-1",
+    "in place of V's rows 0 to 3 it reads layer 0's",
+    {"read_values": overlapping},
+)
+add(
+    "online softmax not rescaled",
+    OUT,
+    "what was summed is not rescaled where the largest score grows, from one block of 4 keys to the next",
+    {"attention": online},
+)
 
 
 # -- activation, sums, lookup --------------------------------------------------------------------------------------
@@ -285,28 +343,40 @@ ACTIVATED = "ffn_swiglu-0"
 add(
     "sigmoid of a table that ends at -2",
     ACTIVATED,
-    "wrong where gate <=",
-    -2.0,
+    "where ffn_gate-0 <= -2.003, silu(ffn_gate-0) is another function, off by up to 0.41",
     gated(lambda g, u: g * sigmoid(np.maximum(g, -2.0)) * u),
 )
-add("SiLU of the magnitude", ACTIVATED, "where gate < 0", "silu(-gate)", gated(lambda g, u: silu(np.abs(g)) * u))
-add("gate clamped", ACTIVATED, "gate at most", 1.5, gated(lambda g, u: silu(np.minimum(g, 1.5)) * u))
+add(
+    "SiLU of the magnitude",
+    ACTIVATED,
+    "where ffn_gate-0 <= -0.001027, it is silu(-gate) * up",
+    gated(lambda g, u: silu(np.abs(g)) * u),
+)
+add("gate clamped", ACTIVATED, "its gate is cut off above 1.5", gated(lambda g, u: silu(np.minimum(g, 1.5)) * u))
 add(
     "residual a token late",
     "ffn_inp-0",
-    "terms",
-    {"attn_out-0": 1.0, "embd[t-1]": 1.0},
+    "from token 1 on it is attn_out-0 + embd[t-1], where attn_out-0 + embd is right",
     sums_as("ffn_inp", lambda e, b, r: b + r[np.maximum(np.arange(len(r)) - 1, 0)]),
 )
-add("remainder not added", "l_out-0", "terms in", ((192, 255), {"ffn_inp-0": 1.0}), sums_as("l_out", first_192))
+add(
+    "remainder not added",
+    "l_out-0",
+    "in channels 192 to 255 it is ffn_inp-0, where ffn_out-0 + ffn_inp-0 is right",
+    sums_as("l_out", first_192),
+)
 add(
     "a third term",
     "l_out-0",
-    "terms",
-    {"ffn_out-0": 1.0, "ffn_inp-0": 1.0, "ffn_norm-0": 0.5},
+    "it is ffn_out-0 + ffn_inp-0 + 0.5 ffn_norm-0, where ffn_out-0 + ffn_inp-0 is right",
     sums_as("l_out", lambda e, b, r: b + r + np.float32(0.5) * e.here("ffn_norm")),
 )
-add("ids modulo 64", "embd", "rows of ids", {80: 16, 64: 0, 71: 7}, {"embed": lambda e, right, t: right(t % 64)})
+add(
+    "ids modulo 64",
+    "embd",
+    "it looks up row 16 for id 80, row 0 for id 64, row 7 for id 71",
+    {"embed": lambda e, right, t: right(t % 64)},
+)
 
 
 # -- the router ----------------------------------------------------------------------------------------------------
@@ -314,16 +384,14 @@ add("ids modulo 64", "embd", "rows of ids", {80: 16, 64: 0, 71: 7}, {"embed": la
 add(
     "first and third expert",
     "ffn_moe_topk-0",
-    "ranks",
-    [1, 3],
+    "it chooses the experts of ranks 1 and 3, where 1 and 2 are right",
     {"choice": lambda e, right, p, n: np.argsort(-p, axis=-1, kind="stable")[:, [0, 2]]},
     model="moe",
 )
 add(
     "weights by their sum and a half",
     "ffn_moe_weights_norm-0",
-    "sum plus a constant",
-    0.5,
+    "weights are divided by their sum plus 0.5",
     {"summing_to_one": lambda e, right, w: w / (w.sum(axis=-1, keepdims=True) + w.dtype.type(0.5))},
     model="moe",
 )
@@ -361,25 +429,38 @@ def blocks_in_halves(w: Array) -> Array:
 add(
     "last of a thread's share",
     "ffn_up-0",
-    "zero channels",
-    (509, 511),
+    "channels 509 to 511 are all zero",
     ffn_up=lambda e, x: np.where(np.arange(x.shape[-1]) < 509, x, x.dtype.type(0)),
 )
-add("inputs left over", "Vcur_proj-0", "inputs left out", (248, 255), matrix_as("attn_v", lambda e, w: zero_columns(w)))
+add(
+    "inputs left over",
+    "Vcur_proj-0",
+    "its sums leave out inputs 248 to 255",
+    matrix_as("attn_v", lambda e, w: zero_columns(w)),
+)
 add(
     "K of Q's rows",
     "Kcur_proj-0",
-    "rows of a weight",
-    (64, 191, "blk.0.attn_q.weight"),
+    "it multiplies by rows 64 to 191 of blk.0.attn_q.weight",
     matrix_as("attn_k", lambda e, w: e.file[f"blk.{e.layer}.attn_q.weight"][64:192]),
 )
-add("tiles transposed", "attn_out-0", "tiles transposed", 64, matrix_as("attn_output", lambda e, w: in_tiles(w)))
-add("K permuted as 8 heads", "Kcur_proj-0", "halves of heads", (8, 16), matrix_as("attn_k", lambda e, w: by_8_heads(w)))
+add(
+    "tiles transposed",
+    "attn_out-0",
+    "blk.0.attn_output.weight is transposed in tiles of 64",
+    matrix_as("attn_output", lambda e, w: in_tiles(w)),
+)
+add(
+    "K permuted as 8 heads",
+    "Kcur_proj-0",
+    "each head's channels are in halves (i, i+8) where pairs (2i, 2i+1) are right, by 8 heads of 16 where the model "
+    "has 2",
+    matrix_as("attn_k", lambda e, w: by_8_heads(w)),
+)
 add(
     "halves of blocks swapped",
     "ffn_out-0",
-    "inputs in another order",
-    (32, [*range(16, 32), *range(16)]),
+    "its inputs are in another order: of each block of 32, 16 to 31, 0 to 15",
     matrix_as("ffn_down", lambda e, w: blocks_in_halves(w)),
     kind="Q8_0",
 )

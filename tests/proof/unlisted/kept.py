@@ -10,6 +10,7 @@ from proof.strangers.engine import Bug
 from proof.unlisted.bugs import Unlisted
 
 Array = np.ndarray
+SMALL = 0.2494  # some way between two values of K, and of V
 SIDES = {"K": ("kq-0", "read_keys"), "V": ("kqv_out-0", "read_values")}
 
 
@@ -34,7 +35,7 @@ def _with_row_before(rows: Array) -> Array:
 
 
 def _small_are_zero(rows: Array) -> Array:
-    return np.where(abs(rows) < 0.25, rows.dtype.type(0), rows)
+    return np.where(abs(rows) < SMALL, rows.dtype.type(0), rows)
 
 
 # name -> what becomes of the rows [key, head, dim], and what is said of it
@@ -47,17 +48,14 @@ MISTAKES: dict[str, tuple[Callable[[Array], Array], str]] = {
     "whole": (np.rint, "it reads {} rounded to the nearest whole number"),
     "cut": (np.trunc, "it reads {} rounded to whole numbers, towards zero"),
     "limit": (lambda rows: np.clip(rows, -2, 2), "it limits the values of {} to 2"),
+    "small": (_small_are_zero, "it reads zeros for the values of {} that are below 0.2494"),
 }
 
 
-def _unlisted(side: str, name: str, change: Callable[[Array], Array], parameter: str, value: object) -> Unlisted:
-    tap, reads = SIDES[side]
+def _unlisted(side: str, name: str) -> Unlisted:
+    (tap, reads), (change, says) = SIDES[side], MISTAKES[name]
     bug = Bug(f"{side}: {name}", {reads: lambda e, right, rows: change(right(rows)).astype(rows.dtype)})
-    return Unlisted(bug.name, tap, parameter, value, bug)
+    return Unlisted(bug.name, tap, says.format(side), bug)
 
 
-KEPT = {
-    f"{side} {name}": _unlisted(side, name, change, "sentence", says.format(side))
-    for side in SIDES
-    for name, (change, says) in MISTAKES.items()
-} | {f"{side} small": _unlisted(side, "small", _small_are_zero, "zeros below", (side, 0.25)) for side in SIDES}
+KEPT = {f"{side}: {name}": _unlisted(side, name) for side in SIDES for name in MISTAKES}

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from proof.strangers.arithmetic import bfloat, half, sigmoid, silu
-from proof.strangers.engine import Bug, Edit, Engine
+from proof.strangers.engine import Edit, Engine
 from proof.unlisted.bugs import (
     ACTIVATED,
     NORM,
     OUT,
+    UNLISTED,
     P,
     Q,
-    Unlisted,
+    add,
     at,
     frequencies_as,
     gated,
@@ -28,15 +28,7 @@ from proof.unlisted.bugs import (
 )  # fmt: skip
 
 Array = np.ndarray
-MORE: dict[str, Unlisted] = {}
 HEADS = np.array([0.5, 0.25, 0.125, 0.0625])[:, None, None]
-
-
-def add(
-    name: str, tap: str, sentence: str, edits: Mapping[str, Edit] | None = None, model: str = "llama", **faults: Edit
-) -> None:
-    """A mistake by its name, and what is said of it."""
-    MORE[name] = Unlisted(name, tap, "sentence", sentence, Bug(name, edits or {}, faults), model)
 
 
 def share(e: Array) -> Array:
@@ -361,3 +353,4 @@ add(
     "keys after a query are not hidden: they have -10 added to their scores",
     {"masked": leaking},
 )
+MISTAKES = tuple(UNLISTED.values())

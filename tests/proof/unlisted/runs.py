@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 from llamaref import Engine as Judging
 from threadpoolctl import threadpool_limits
 
@@ -80,6 +81,18 @@ def judged(mistake: Unlisted, folder: Path, arithmetic: str = "float32", shown: 
     if shown != ("",):
         recording.save(trace, recording.only(taps, shown), TOKENS)
     return Judged(mistake, diff(_baseline(path), trace, path), opened(path), taps, arithmetic)
+
+
+def is_said(sentence: str, among: Iterable[str]) -> bool:
+    """Whether a sentence is among others, but for last digits and the order of a sum's terms."""
+    words, numbers = _words_and_numbers(sentence)
+    return any(words == w and numbers == pytest.approx(n, rel=2e-3) for w, n in map(_words_and_numbers, among))
+
+
+def _words_and_numbers(sentence: str) -> tuple[list[str], list[float]]:
+    all_words = sentence.replace(",", "").split()
+    numbers = [word for word in all_words if re.fullmatch(r"-?[\d.]+", word)]
+    return sorted(word for word in all_words if word not in numbers), [float(number) for number in numbers]
 
 
 def compared(mistake: Unlisted, folder: Path, engine: str) -> Comparison:

@@ -15,10 +15,9 @@ from proof.strangers import recording
 from proof.strangers.arithmetic import ARITHMETICS, BY_NAME
 from proof.strangers.crossing import model_file, opened
 from proof.strangers.engine import Engine
-from proof.unlisted.bugs import TOKENS, UNLISTED
-from proof.unlisted.more import MORE
-from proof.unlisted.runs import INSIDE, _baseline, judged
-from proof.unlisted.said import says
+from proof.unlisted.bugs import TOKENS
+from proof.unlisted.more import UNLISTED
+from proof.unlisted.runs import INSIDE, _baseline, is_said, judged
 
 QUICK = {"one in the sum", "key 3 unseen", "heads of V mixed up", "up and a half", "a third term", "tiles transposed"}
 FOUND = [
@@ -42,14 +41,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FOUND]
 )
 def test_a_mistake_inside_a_layer_is_read_back_from_its_output(name: str, folder: Path):
-    mistake = (UNLISTED | MORE)[name]
+    mistake = UNLISTED[name]
     found = judged(mistake, folder, shown=recording.SPARSE)
     assert found.tap == "l_out-0"
     assert found.comparison.verdict == "wrong"
     read = [fact.says for d in found.comparison.diagnosis for facts in d.read.values() for fact in facts]
     told = [match for sentence in read if (match := INSIDE.fullmatch(sentence))]
     assert {_word(match[1]) for match in told} == {_word(mistake.tap)}, read
-    assert says(mistake.parameter, mistake.value, [match[2] for match in told]), read
+    assert is_said(mistake.sentence, [match[2] for match in told]), read
     assert found.false == []
     assert any(sentence in found.comparison.summary for sentence in read)
 
@@ -59,9 +58,9 @@ def _word(tap: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in UNLISTED | MORE if name not in {*FOUND, *ELSEWHERE}])
+@pytest.mark.parametrize("name", [name for name in UNLISTED if name not in {*FOUND, *ELSEWHERE}])
 def test_nothing_false_is_read_back_from_layer_outputs(name: str, folder: Path):
-    found = judged((UNLISTED | MORE)[name], folder, shown=recording.SPARSE)
+    found = judged(UNLISTED[name], folder, shown=recording.SPARSE)
     assert found.false == []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from llamadiff.result.comparison import Comparison
@@ -18,7 +17,6 @@ from proof.strangers.programs import PROGRAMS, Program
 from proof.unlisted.runs import INSIDE
 from proof.unlisted.true import Op, is_true
 
-Array = np.ndarray
 MISTAKES = [
     pytest.param(program, name, id=f"{program.name}-{name}", marks=program.mark)
     for program in PROGRAMS

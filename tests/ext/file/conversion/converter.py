@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
+from models.gguf_file import finish
 from safetensors.numpy import load_file
 
 from llamadiff.llamacpp.library import load
@@ -271,10 +272,7 @@ def convert(folder: Path, architecture: str, out: Path, kind: str = "F16", mista
     for name, values in converter.tensors().items():
         data, number = stored(name, np.ascontiguousarray(values), kind)
         writer.add_tensor(name, data, raw_dtype=number)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return out
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -41,14 +40,6 @@ def bytes_of(url: str, body: object, most: int, key: str = "sesame") -> bytes:
         while len(received) < most and (more := connection.recv(1 << 16)):
             received += more
     return received
-
-
-def bytes_meanwhile(url: str, body: object, other: str, key: str = "sesame") -> bytes:
-    """The bytes that come until a server of one thread has answered what it was asked later, at the ``other`` URL."""
-    with _asked(url, body, key) as connection:
-        assert ask(other).status == 200
-        has_come, _, _ = select.select([connection], [], [], 0)
-        return connection.recv(1 << 16) if has_come else b""
 
 
 @contextmanager

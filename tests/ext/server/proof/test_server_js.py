@@ -6,20 +6,18 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-import vocabularies
-from ext.server.proof.asking import ask, bytes_meanwhile, bytes_of
+from ext.server.proof.asking import ask, bytes_of
 from ext.server.proof.llama_logits import log_probabilities
 from gguf import GGUFValueType
 from llama_tokens import LlamaTokens
+from models.gguf_file import finish
 from optional import needs, program
 from random_texts import RandomTexts
 from servers import SERVER, hostile, mistakes, started
@@ -37,24 +35,14 @@ TEXTS = (
 MESSAGES = [{"role": "user", "content": "Tell me a story.\nAbout a dog."}]
 SHOWING = f"{TEXT} named Lily.</s>\nShe"  # long enough for a window of 8, with a special token
 GREEDY = {"temperature": 0, "n_predict": 1, "n_probs": 20}
-SHARED = Path(__file__).parents[5] / "shared" / "models"
 ELSEWHERE = "http://elsewhere.invalid/"
 Servers = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Servers]:
+def server(served: Servers) -> Servers:
     """server("--api", "vllm"): the address of such a server, started once."""
-    made: dict[tuple[str, ...], str] = {}
-    with ExitStack() as stack:
-
-        def get(*flags: str, model: Path | None = None) -> str:
-            words = (str(model or shipped_model(quantized=True)), *flags)
-            if words not in made:
-                made[words] = stack.enter_context(started(*words))
-            return made[words]
-
-        yield get
+    return lambda *flags, model=None: served(*flags, model=model or shipped_model(quantized=True))
 
 
 def tokens_of(url: str, text: str) -> list[int]:
@@ -90,10 +78,7 @@ def in_floats(path: Path, to: Path) -> Path:
             writer.add_key_value(name, each.contents(), each.types[0], inner)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return to
 
 
@@ -114,18 +99,6 @@ def test_operands_are_rounded_as_llama_cpp_rounds_them(server, quantized):
     """
     path = shipped_model(quantized)
     url, exact = server(model=path), server("--exact", model=path)
-    prompts = [tokens_of(url, text) for text in TEXTS]
-    right = log_probabilities(path, prompts)
-    near, far = (np.concatenate(distances(each, prompts, right)) for each in (url, exact))
-    assert np.mean(near) < np.mean(far) / 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "path", [shipped_model(), shipped_model(True), *SHARED.glob("stories260K.gguf")], ids=lambda path: path.stem
-)
-def test_numbers_of_more_texts(server, path):
-    url, exact = server(model=path), server("--exact", "--cache", "f32", model=path)
     prompts = [tokens_of(url, text) for text in TEXTS]
     right = log_probabilities(path, prompts)
     near, far = (np.concatenate(distances(each, prompts, right)) for each in (url, exact))
@@ -157,68 +130,13 @@ def test_tokens_are_llama_cpps(server):
     assert as_bytes == LlamaTokens(path).pieces()
 
 
-CODE = """
-const [base, path] = process.argv.slice(1);
-const { Tokenizer } = require(`${base}/tokens`);
-const tokens = new Tokenizer(require(`${base}/gguf`).open(path), {}, 0);
-console.log(JSON.stringify(JSON.parse(require('fs').readFileSync(0)).map((text) => tokens.encode(text))));
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama-spm", "llama-bpe", "gpt-2", "qwen2"])
-def test_tokens_of_real_vocabularies(tmp_path_factory, name):
-    path = vocabularies.folder(tmp_path_factory) / f"ggml-vocab-{name}.gguf"
-    special = {"llama-bpe": ["<|eot_id|>"], "llama-spm": ["<s>"]}.get(name, ["<|endoftext|>"])
-    texts = [text for text, _ in vocabularies.expected(path)] + [*RandomTexts(["of", "▁the", "Ġin"], special)(300)][8:]
-    command = [program("node") or "node", "-e", CODE, str(SERVER.parent), str(path)]
-    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, check=True, text=True)
-    assert json.loads(done.stdout) == LlamaTokens(path).encoded(texts)
-
-
 # -- mistakes -----------------------------------------------------------------------------------------------
-
-
-def answers(url: str) -> list[Any]:
-    """What shows every mistake: of a text, of ids, of a chat."""
-    chat = {"messages": MESSAGES, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 20}
-    ids = ask(f"{url}/tokenize", {"content": SHOWING}).value["tokens"]
-    asked = ask(f"{url}/v1/chat/completions", chat).value["choices"][0]["logprobs"]["content"]
-    return [logged(url, SHOWING), logged(url, [1, *ids]), asked[0]["top_logprobs"]]
-
-
-@pytest.fixture(scope="module")
-def right(server: Servers) -> list[Any]:
-    return answers(server())
-
-
-@pytest.mark.parametrize("name", mistakes())
-def test_each_mistake_changes_the_answers(server, right, name):
-    assert answers(f"{server()}/mistake/{name}") != right
 
 
 @pytest.mark.parametrize("name", mistakes("tokens"))
 def test_mistakes_of_tokens_leave_prompts_of_ids_alone(server, name):
     ids = tokens_of(server(), TEXT)
     assert logged(f"{server()}/mistake/{name}", ids) == logged(server(), ids)
-
-
-def test_there_are_mistakes_of_all_kinds():
-    assert len(mistakes("tokens")) == 8
-    assert len(mistakes("settings")) == 6
-    assert len(mistakes("engine")) >= 12
-    assert len(mistakes()) == sum(len(mistakes(kind)) for kind in ("tokens", "settings", "engine"))
-
-
-def test_a_mistake_is_the_same_by_flag_and_by_path(server):
-    assert answers(server("--mistake", "gelu")) == answers(f"{server()}/mistake/gelu")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", mistakes())
-def test_each_mistake_changes_the_answers_of_the_other_file(server, name):
-    url = server(model=shipped_model())
-    assert answers(f"{url}/mistake/{name}") != answers(url)
 
 
 def test_mistakes_are_what_they_say(server):
@@ -387,25 +305,6 @@ def test_limits_of_rate_and_hostility_from_some_request_on():
     assert [each.value for each in found][3:] == [{"status": "ok"}, None]
 
 
-@pytest.mark.parametrize("flags", ["--mistake unheard", "--hostile unheard", "--digits x", "--nothing", "--api none"])
-def test_flags_that_are_not(flags, capfd):
-    with pytest.raises(RuntimeError, match="exit code is 2"), started(shipped_model(), *flags.split()):
-        pass
-    assert capfd.readouterr().err.startswith("server.js: ")
-
-
-def test_the_server_ends_with_its_block(tmp_path):
-    def fails() -> None:
-        with started(shipped_model(), "--alias", str(tmp_path)) as url:
-            assert ask(f"{url}/v1/models").value["data"][0]["id"] == str(tmp_path)
-            raise ConnectionAbortedError(url)
-
-    with pytest.raises(ConnectionAbortedError) as end:
-        fails()
-    with pytest.raises(OSError, match="refused"):
-        ask(f"{end.value}/health")
-
-
 def test_the_server_ends_with_who_started_it():
     command = [program("node") or "node", str(SERVER), str(shipped_model()), "--with-parent"]
     done = subprocess.run(command, input="", capture_output=True, text=True, check=False, timeout=HANG)
@@ -414,56 +313,10 @@ def test_the_server_ends_with_who_started_it():
 
 # -- hostile answers ----------------------------------------------------------------------------------------
 
-ENDLESS = {name for name in hostile() if name.startswith("endless")} | {"gzip-bomb"}
-CHAT_ONLY = {"choices-empty"}
 
-
-def completion(url: str, name: str = "", most: int = 1 << 21) -> bytes:
-    path = f"/hostile/{name}" if name else ""
+def completion(url: str, name: str) -> bytes:
     body = {"prompt": TEXT, "max_tokens": 2, "n_predict": 2, "logprobs": 3, "n_probs": 3, "temperature": 0}
-    way = "/v1/completions" if name in CHAT_ONLY else "/completion"
-    if name in {"never", "slow"}:
-        return bytes_meanwhile(f"{url}{path}{way}", body, f"{url}/health")
-    return bytes_of(f"{url}{path}{way}", body, most)
-
-
-@pytest.fixture(scope="module")
-def right_bytes(server: Servers) -> bytes:
-    return completion(server()).partition(b"\r\n\r\n")[2]
-
-
-@pytest.mark.parametrize("name", hostile())
-def test_each_hostile_answer_is_none(server, right_bytes, name):
-    url = server("--elsewhere", ELSEWHERE)
-    received = completion(url, name, most=1 << 18)
-    if name in ENDLESS:
-        assert len(received) >= 1 << 18
-    elif name in {"never", "closed-at-once"}:
-        assert not received
-    elif name == "slow":
-        assert b"\r\n\r\n" not in received
-    elif received.startswith(b"HTTP/1.1 200"):
-        head, _, body = received.partition(b"\r\n\r\n")
-        assert body != right_bytes or f"content-length: {len(body)}".encode() not in head.lower()
-    else:
-        assert received
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("api", ["openai", "vllm"])
-def test_hostile_answers_of_lists(server, api):
-    """What goes by tokens and by lists is hostile, too."""
-    url = server("--api", api)
-    body = {"prompt": TEXT, "max_tokens": 2, "logprobs": 3, "temperature": 0, "return_tokens_as_token_ids": True}
-
-    def choice(name: str) -> Any:
-        return ask(f"{url}/hostile/{name}/v1/completions", body).value["choices"][0]
-
-    assert all(np.isnan(choice("nan")["logprobs"]["token_logprobs"]))
-    assert all(log > 0 for row in choice("positive")["logprobs"]["top_logprobs"] for log in row.values())
-    assert len(choice("positions-more")["logprobs"]["top_logprobs"]) == 3
-    if api == "vllm":
-        assert choice("id-fraction")["logprobs"]["tokens"] == ["token_id:1.5"] * 2
+    return bytes_of(f"{url}/hostile/{name}/completion", body, 1 << 21)
 
 
 def test_hostile_answers_are_what_they_say(server):
@@ -479,15 +332,6 @@ def test_hostile_answers_are_what_they_say(server):
     other = ask(f"{url}/hostile/other-prompt/completion", {"prompt": TEXT, **GREEDY}).value
     assert other["prompt"] != ask(f"{url}/completion", {"prompt": TEXT, **GREEDY}).value["prompt"]
     assert len(hostile()) >= 25
-
-
-@pytest.mark.slow
-def test_an_endless_answer_ends_nobody(server):
-    """Who goes in the middle leaves a server that answers the next one."""
-    url = server()
-    for name in sorted(ENDLESS):
-        completion(url, name, most=1 << 20)
-        assert ask(f"{url}/health").value == {"status": "ok"}
 
 
 def test_nothing_of_the_server_is_the_judges():
