@@ -33,6 +33,7 @@ from llamadiff.trace.reader import Trace
 from llamadiff.verbs.verbs import record
 
 PROMPT = (*TOKENS, 42, 9, 33)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it each process that a test starts compiles all sources anew
 
 collect_ignore = ["ext/captures/sample"]  # a project of its own, whose tests test_sample.py runs
 

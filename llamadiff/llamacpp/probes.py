@@ -46,8 +46,8 @@ NO_ANSWER: Rounding = {"rounded": {}, "partners": {}}
 def near_halves(size: int) -> array.array[float]:
     """Blocks whose values lie half-way between two steps, as near as float32 comes, one after the other."""
     draw, found = random.Random(1), array.array("f")  # noqa: S311
-    for number in range(BLOCKS):
-        peak = draw.uniform(0.1, 10) if number else 127.0
+    for _ in range(BLOCKS):
+        peak = draw.uniform(0.1, 10)
         found.append(peak)
         found.extend((step * 4 % 124 + 0.5) * peak / 127 for step in range(size - 1))
     return found

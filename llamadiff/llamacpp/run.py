@@ -25,7 +25,6 @@ def run(
     feed = Feed(voice, hear, shared)
     if request.errand:
         resolve_name(request.errand)(library, request, voice, feed)
-        feed.tell()
         voice(done=True)
         return
     if not request.model:

@@ -37,8 +37,7 @@ def all_ended() -> Iterator[None]:
         yield
     finally:
         for process, end in reversed(_STARTED):
-            if process.returncode is None:
-                end(process)
+            end(process)
         _STARTED[:] = others
 
 

@@ -17,6 +17,7 @@ from llamadiff.cli.commands import _update
 from llamadiff.cli.reports import Reports
 from llamadiff.engines.run_spec import Gate, How, Run
 from llamadiff.llamacpp.doctor import BAD, examine
+from llamadiff.llamacpp.request import Settings
 from llamadiff.plugins import Missing
 from llamadiff.verbs.verbs import record
 
@@ -78,10 +79,14 @@ def test_nobody_who_records_pytorch_is_said(monkeypatch):
         import_module("llamadiff.torch")
 
 
-def test_that_nobody_reads_llama_cpps_own_graph_is_said(small_model, monkeypatch):
+@pytest.mark.parametrize(("settings", "engine", "said"), [
+    (Settings(), "graph", r"--engine graph: the slice that .* is missing; llamadiff doctor"),
+    (Settings(runner="ssh there"), "numpy", r"runner=ssh there: the slice that starts one is missing"),
+])  # fmt: skip
+def test_what_a_run_needs_and_no_slice_has_is_said(settings, engine, said, small_model, monkeypatch):
     monkeypatch.setattr(plugins, "slices", dict)
-    with pytest.raises(UserError, match=r"--engine graph: the slice .* is missing; llamadiff doctor"):
-        compare(small_model(), (1, 17, 5), how=How(engine="graph"))
+    with pytest.raises(UserError, match=said):
+        compare(small_model(), Run(tokens=(1, 17, 5), settings=settings), how=How(engine=engine))
 
 
 def test_limits_of_the_logits_that_nobody_holds_to_are_refused(small_model, tmp_path, monkeypatch):

@@ -73,6 +73,19 @@ def test_a_span_is_what_the_engines_taps_show(taps, verdict: str, words: str) ->
     assert ruling.reasons[0].value == SPAN.nmse
 
 
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [("products", "F16"), ("caches", "cache_k"), ("attention", "cache_v"), ("attention", "ROPE"),
+     ("attention", "SOFT_MAX"), ("values", "GELU")],
+)  # fmt: skip
+def test_a_span_may_be_off_by_what_its_unknown_kinds_leave(part: str, kind: str) -> None:
+    leaves = replace(SPAN.unknown_rounding, **{**dict.fromkeys(("products", "caches"), 0.0), part: 1e-4})
+    span = replace(SPAN, evidence=TapEvidence(kinds=frozenset({kind})), unknown_rounding=leaves)
+    assert of_tap(span, Evidence.of([span])).verdict == "unchecked"
+    nothing = replace(span, unknown_rounding=replace(leaves, **{part: 0.0}))
+    assert of_tap(nothing, Evidence.of([nothing])).verdict == "wrong"
+
+
 def test_size_is_no_evidence_and_errors_that_go_with_a_rounding_are() -> None:
     apart, together = correlated(1.5), correlated(8.0)
     assert of_tap(apart, Evidence.of([apart])).verdict == "unchecked"

@@ -231,6 +231,7 @@ def test_what_the_engine_does_not_implement_is_named(changed, message):
         ("deepseek2", {"attention.head_count_kv": 1}, "head_count_kv = 1: latent attention has 1, or 4 each"),
         ("mamba2", {}, "mamba2.ssm.conv_kernel is missing"),
         ("gemma", {"final_logit_softcapping": 20.0}, "gemma.final_logit_softcapping = 20.0"),
+        ("deepseek2", {"attention.head_count_kv": 1, "attention.key_length_mla": 16}, "has 1, or 4 each"),
     ],
 )
 def test_a_key_is_known_to_the_architectures_that_have_it(arch, changed, message):

@@ -14,12 +14,13 @@ from threadpoolctl import threadpool_limits
 from llamadiff.numerics.metrics import Rows
 from llamadiff.system import pages
 
-ROWS, WIDTH = 768, 1 << 15  # 96 MiB
+ROWS, WIDTH = 768, 1 << 13  # 24 MiB
 
 
 @pytest.fixture
-def mapped(tmp_path):
-    """A function that maps a file of values anew, and the values."""
+def mapped(tmp_path, monkeypatch):
+    """A function that maps a file of values anew, and the values, which are many."""
+    monkeypatch.setattr(pages, "LARGE", 1 << 24)
     values = np.random.default_rng(0).standard_normal((ROWS, 64)).astype(np.float32).repeat(WIDTH // 64, axis=1)
     values.tofile(tmp_path / "tap")
     return lambda: np.memmap(tmp_path / "tap", np.float32, "r", shape=values.shape), values

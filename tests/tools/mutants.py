@@ -1,13 +1,14 @@
 """The kill matrix: which test finds which mutant, and the fewest tests that find them all.
 
     python tests/tools/mutants.py follow                   the lines and the seconds of each test: an hour
-    python tests/tools/mutants.py kill [--count N]         each mutant before tests that run its line: seconds each
+    python tests/tools/mutants.py kill [--count N]         each mutant before tests that run it: seconds each
     python tests/tools/mutants.py choose                   tests/quick.json, which `make test` runs
     python tests/tools/mutants.py survivors                mutants that nothing found, to be looked at
 
-A mutant is one edit of one expression. It is shown to the tests that run its line, quick ones first, until two find
-it. The quick suite shows the most that its seconds can: each mutant that anything finds, twice where two do; lines that
-are run, and functions of tests. What was found lies in build/mutants; coverage is what has to be installed besides.
+A mutant is one edit of one expression. It is shown to the tests that run its line (or, where a file's import runs that,
+the file), quick ones first, until two find it. The quick suite shows the most that its seconds can: each mutant that
+anything finds, twice where two do; lines that are run, and functions of tests. What was found lies in build/mutants;
+coverage is what has to be installed besides.
 """
 
 from __future__ import annotations
@@ -213,6 +214,28 @@ def lines() -> dict[str, set[tuple[str, int]]]:
     return found
 
 
+def tests_of_lines(took: Collection[str]) -> dict[tuple[str, int], set[str]]:
+    """The tests to which a line matters: those that run it; those that run its file, where importing that runs it."""
+    found = defaultdict[tuple[str, int], set[str]](set)
+    for test, run in lines().items():
+        if test in took and not test.startswith(NOT_SHOWN):
+            for line in run:
+                found[line].add(test)
+    of_files = defaultdict[str, set[int]](set)
+    for file, line in found:
+        of_files[file].add(line)
+    for file, own in of_files.items():
+        called = own & {
+            line for node in ast.walk(ast.parse((ROOT / file).read_bytes()))
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+        }  # fmt: skip
+        users = set[str]().union(*(found[file, line] for line in called))
+        for line in own - called:
+            found[file, line] |= users
+    return found
+
+
 # -- killing -----------------------------------------------------------------------------------------------------------
 
 
@@ -226,7 +249,7 @@ class Fate:
     all: bool
 
 
-def run_over(mutant: Mutant, tests: Sequence[str], took: Mapping[str, float], place: Path) -> Fate:
+def run_over(mutant: Mutant, tests: Collection[str], took: Mapping[str, float], place: Path) -> Fate:
     """Run tests over a mutant, until enough have found it."""
     chosen: list[str] = []
     spent = 0.0
@@ -265,11 +288,8 @@ def run_over(mutant: Mutant, tests: Sequence[str], took: Mapping[str, float], pl
 
 def kill(count: int, workers: int) -> None:
     """Show the first ``count`` mutants that any test runs, but those that were shown before."""
-    took, by_line = seconds(), defaultdict[tuple[str, int], list[str]](list)
-    for test, run in lines().items():
-        if test in took and not test.startswith(NOT_SHOWN):
-            for line in run:
-                by_line[line].append(test)
+    took = seconds()
+    by_line = tests_of_lines(took)
     record = FOLDER / "fates.jsonl"
     known = {Mutant(**said["mutant"]).name for said in read(record)}
     mutants = [each for each in all_mutants() if by_line.get((each.file, each.line))][:count]

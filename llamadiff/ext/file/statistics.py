@@ -104,7 +104,7 @@ def _moments(values: Array) -> tuple[float, float]:
     """The sum and the sum of squares; in float64 where float32 does not hold them."""
     with np.errstate(over="ignore"):
         squares = float(np.dot(values, values))
-    if not np.isfinite(squares) or (squares == 0 and values.any()):
+    if not 0 < squares < np.inf:
         wide = np.asarray(values, np.float64)
         return float(wide.sum()), float(np.dot(wide, wide))
     return float(values.sum()), squares

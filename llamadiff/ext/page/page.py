@@ -179,12 +179,11 @@ def _tiles(c: Comparison) -> list[tuple[str, str]]:
 
 def _closest(c: Comparison) -> list[tuple[str, str, str, str]]:
     """Where nothing is wrong: the taps nearest to their limits, with own error, limit, and how much room is between."""
-    judged = [(over_limit(row) or 0.0, row, row.local) for row in c.rows if row.local is not None]
-    judged = sorted(judged, key=lambda each: -each[0])[:CLOSEST] if not c.wrong else []
+    rows = [] if c.wrong else c.rows
+    judged = [(over, row.tap, row.local) for row in rows if row.local and (over := over_limit(row))]
     return [
-        (escape_line(row.tap, 60), tiny(local.nmse), tiny(local.limit), times(1 / over))
-        for over, row, local in judged
-        if local is not None and over > 0
+        (escape_line(tap, 60), tiny(local.nmse), tiny(local.limit), times(1 / over))
+        for over, tap, local in sorted(judged, key=lambda each: -each[0])[:CLOSEST]
     ]
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -26,8 +27,6 @@ from llamadiff.system.progress import Progress, silent
 from llamadiff.trace.stated import parse_json, reason
 
 if TYPE_CHECKING:
-    from socket import socket
-
     from typing_extensions import Buffer, Self
 
 PATIENCE = 60.0  # seconds that one answer may take
@@ -294,7 +293,7 @@ def _message(said: bytes) -> str:
 class _Limited(HTTPResponse):
     """An answer of which all must come within the time that its socket has left, and within ``MOST`` bytes."""
 
-    def __init__(self, sock: socket, *args: Any, **more: Any) -> None:
+    def __init__(self, sock: socket.socket, *args: Any, **more: Any) -> None:
         super().__init__(sock, *args, **more)
         self.fp = io.BufferedReader(_Reader(sock, self.fp.detach()))
 
@@ -302,7 +301,7 @@ class _Limited(HTTPResponse):
 class _Reader(io.RawIOBase):
     """Bytes of a socket, as long as there is time, and not too many."""
 
-    def __init__(self, sock: socket, raw: io.RawIOBase) -> None:
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase) -> None:
         self._sock, self._raw, self._until = sock, raw, time.monotonic() + (sock.gettimeout() or 0)
         self._more = MOST
 
@@ -311,6 +310,8 @@ class _Reader(io.RawIOBase):
 
     def readinto(self, buffer: Buffer) -> int | None:
         self._sock.settimeout(_left(self._until))
+        if hasattr(socket, "TCP_QUICKACK"):  # else a server that sends head and body apart waits 40 ms in between
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         count: int | None = self._raw.readinto(buffer)
         self._more -= count or 0
         if self._more < 0:

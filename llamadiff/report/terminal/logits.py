@@ -27,7 +27,7 @@ def put_logits(page: Page, comparison: Comparison, full: bool) -> None:
     page.print_labelled("logits", _head(page, logits, len(comparison.tokens), names))
     tokens = _pick_tokens(logits, full)
     if full:
-        page.columns(_columns(page, tokens, names), 2)
+        page.columns(_columns(page, tokens, names))
     elif tokens:
         cells = [_cell(page, token) for token in tokens]
         indent = LABEL if page.width - LABEL >= max(cell.cell_len for cell in cells) else 0

@@ -120,10 +120,10 @@ class Page:
         ]
         self.columns(columns)
 
-    def columns(self, columns: Sequence[Column], indent: int = 0) -> None:
+    def columns(self, columns: Sequence[Column]) -> None:
         """Those columns that fit."""
-        for line in table(columns, self.width - indent):
-            self.put(Text(" " * indent) + line)
+        for line in table(columns, self.width):
+            self.put(line)
 
     def grid(self, heads: Sequence[str], cells: Sequence[Text], gap: int) -> None:
         """As many cells a line as fit, one under the other; a line begins with the head of its first cell."""

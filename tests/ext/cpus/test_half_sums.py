@@ -248,6 +248,7 @@ def test_a_right_run_is_right_to_the_last_bit(arch, prefill, right):
     products = [row for row in products if row.tap.partition("-")[0] not in sums]
     assert {row.local.arithmetic for row in products} == {"F16, sums in F16"}
     assert max(row.local.nmse for row in products) < 1e-13
+    assert max(row.local.limit for row in products) < 1e-9
 
 
 def test_the_same_run_of_a_cpu_that_adds_in_float32_is_wrong(right):

@@ -158,6 +158,7 @@ def part_zero(kind: str) -> np.ndarray:
 # layout error -> the types that can have it, what an engine then gives, words that must be in what is said
 ERRORS = {
     "nibble order": (has("qs"), lambda k: spoiled(k, "qs", swapped), "nibbles"),
+    "high nibble for both": (has("qs"), lambda k: spoiled(k, "qs", lambda qs: (qs >> 4) * 17), "nibble"),
     "high bits ignored": (has("qh"), lambda k: spoiled(k, "qh", np.zeros_like), "high bits"),
     "high bits from the wrong byte": (has("qh"), lambda k: spoiled(k, "qh", lambda q: np.roll(q, len(q[0]) // 2, 1)),
                                       "high bits"),

@@ -24,6 +24,7 @@ from llamadiff.ext.page import page as pages
 from llamadiff.ext.page.data import columns_of
 from llamadiff.ext.page.page import MOST, checks_to_html, to_html
 from llamadiff.report.formats import About
+from llamadiff.report.terminal.tap_lines import over_limit
 from llamadiff.result.logits import Position, TopToken
 from llamadiff.verbs import verbs
 
@@ -133,6 +134,12 @@ def test_the_page_says_all_that_matters_without_a_script(wrong):
     assert "<code>rope-layout</code>" in page
     assert "<b>Fix:</b> rotate the other layout" in page
     assert page.count('<span class="chip"') == len(TOKENS)
+
+
+def test_where_nothing_is_wrong_the_tap_nearest_to_its_limit_comes_first(right):
+    page, nearest = to_html(right, COMMAND), max(right.rows, key=lambda row: over_limit(row) or 0).tap
+    assert "least headroom below a limit" in page
+    assert re.search('<table class="closest">.*?data-opens="([^"]*)"', page, re.DOTALL)[1] == nearest
 
 
 def test_data_has_a_cell_for_each_tap_and_numbers_that_json_knows(wrong):

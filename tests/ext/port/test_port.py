@@ -319,6 +319,7 @@ def test_a_right_port_ends_with_0(checkpoint, tmp_path):
     ended = command(path, checkpoint("qwen2"))
     assert ended.exit_code == 0
     assert ended.output.startswith("MATCH  llama.cpp computes what Qwen2ForCausalLM does")
+    assert "the last values are off by an NMSE of" in ended.output
 
 
 MODULE = """

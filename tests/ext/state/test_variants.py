@@ -73,6 +73,7 @@ def test_variants_have_the_reports_of_several_runs(small_model, tmp_path):
     only = ("--only", "kv=f16", "--only", "device=nowhere")
     done = run("variants", small_model(), "--tokens", "1,5,9", *only, *options)
     assert done.returncode == 0, done.stderr
+    assert "same" in next(line for line in done.stdout.splitlines() if line.startswith("kv=f16")).split()
     for form, file in files.items():
         assert all(name in file.read_text("utf-8") for name in ("default", "kv=f16", "device=nowhere")), form
     assert "data-tap" in files["html"].read_text("utf-8")
@@ -100,6 +101,7 @@ def test_what_is_tried_fits_the_prompt():
     tried = [*variants_of(Request("m", tokens=TOKENS))]
     assert {"batch=1", "batch=4", "ubatch=4", "kv=q4_0,flash_attn=on", "repack=on", "sequences=3"} <= {*tried}
     assert "batch=7" not in tried
+    assert {"batch=1", "ubatch=1", "chunked=1"} <= {*variants_of(Request("m", tokens=(1, 2)))}
     assert not [name for name in variants_of(Request("m", tokens=(1,))) if "batch" in name]
 
 

@@ -221,6 +221,17 @@ def test_every_architecture_is_judged_alike_by_sketch(arch, small_model, monkeyp
         assert a.local.nmse == pytest.approx(b.local.nmse, rel=0.9, abs=1e-12, nan_ok=True)
 
 
+@pytest.mark.parametrize("arch", ["gemma2", "granite"])
+def test_logits_that_are_neither_scaled_nor_capped_are_wrong(arch, small_model):
+    """What is a weight's product, and would not be more, is not seen to be right."""
+    path = small_model(arch)
+    right, weights = recorded(Engine(path), 40), Weights(path)
+    head = "output.weight" if "output.weight" in weights else "token_embd.weight"
+    plain = {"result_output": weights.product(head, right["result_norm"])}
+    mine = Trace(right.info, {**{name: right[name] for name in right}, **plain}, dict.fromkeys(right, "F32"))
+    assert [row.tap for row in check(mine, path).wrong] == ["result_output"]
+
+
 @pytest.fixture(scope="module")
 def long_run(path):
     """kind -> the model and what a right engine has of 2,048 tokens."""

@@ -104,6 +104,7 @@ def saying(line):
     (saying('{"stream": 7, "size": 0}'), "says what nobody understands (KeyError: 7"),
     (saying('{"file": "graph-1-1-0", "size": -5}'), "says what nobody understands (ValueError: -5 bytes"),
     (saying('{"stream": 1, "size": 1e12}'), "says what nobody understands (ValueError: 1000000000000.0 bytes"),
+    (saying('{"error": "no room"}'), "llamadiff: no room"),
     (saying("[]"), "says what nobody understands (TypeError"),
     ("sh -c 'echo one >&2; echo two >&2; exit 3'", "ended before the program did (it said: two)"),
 ])  # fmt: skip

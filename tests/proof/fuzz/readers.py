@@ -80,9 +80,9 @@ def world() -> SimpleNamespace:
         "model": {"sha256": model.sha256, "architecture": "llama", "file": "m.gguf"},
     }  # fmt: skip
     save_file(arrays, folder / "t.safetensors", {KEY: json.dumps(info)})
-    taps = [name for name, array in arrays.items() if array.size < 400]
+    taps, right = [name for name, array in arrays.items() if array.size < 400], Trace.open(folder / "t.safetensors")
     return SimpleNamespace(
-        folder=folder, model=model, arrays=arrays, info=info, taps=taps, trace=Trace.open(folder / "t.safetensors"),
+        folder=folder, model=model, arrays=arrays, info=info, taps=taps, trace=right, sketch=sketch_of(right),
         data=model.path.read_bytes(), spans=gguf_spans(model.path), op=saved_op(folder / "op"),
     )  # fmt: skip
 
@@ -288,7 +288,7 @@ def capture(rng: Random, folder: Path) -> Read:
 @reader
 def sketch(rng: Random, folder: Path) -> Read:
     """A sketch as the baseline, alone and against the right trace, up to the report."""
-    path, right = folder / "t.safetensors", sketch_of(world().trace)
+    path, right = folder / "t.safetensors", world().sketch
     about = {"seed": right.seed, "projections": right.projections, "taps": dict(right.shapes)}
     packed = [np.concatenate([rows.moments, rows.projected], axis=1) for rows in right.rows.values()]
     path.write_bytes(safetensors_bytes(rng, {"sketch": np.stack(packed)}, {**world().info, "sketch": about}))

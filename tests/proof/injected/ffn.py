@@ -198,6 +198,8 @@ INJECTIONS = (
         models=("moe",), others=SAME),
     bug("experts: next one's matrices", "experts-mixed-up", EXPERTS, experts_as(lambda chosen, n: (chosen + 1) % n),
         models=MOE, others=SAME),
+    bug("experts: one before's", "experts-mixed-up", EXPERTS, experts_as(lambda chosen, n: (chosen - 1) % n),
+        models=MOE, others=SAME),
     bug("experts: second's for the first", "experts-mixed-up", EXPERTS, experts_as(lambda chosen, n: chosen[:, ::-1]),
         models=MOE, others=SAME),
     bug("experts: by place", "experts-mixed-up", EXPERTS, experts_as(lambda chosen, n: np.arange(chosen.shape[1])),

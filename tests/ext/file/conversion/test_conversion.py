@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import run
-from ext.file.conversion.checkpoints import MODELS, make, write_tokenizer
+from ext.file.conversion.checkpoints import MODELS, VOCAB, make, write_tokenizer
 from ext.file.conversion.converter import convert
 from ext.file.conversion.mistakes import CASES, INJECTED
 from models.gguf_file import read_gguf, write_gguf
@@ -102,6 +102,18 @@ def test_a_tensor_that_is_in_one_side_alone_is_a_finding(checkpoint, tmp_path):
     found = {oddity.where: oddity.says for oddity in judge_weights(path, folder).findings}
     assert found["model.layers.0.extra.weight"] == "of the checkpoint is in no tensor of the file"
     assert found["blk.0.ffn_up.weight"] == "no tensor of less makes it"
+
+
+@pytest.mark.parametrize("rows", [VOCAB, VOCAB - 1])
+def test_a_head_that_is_the_embedding_once_more_may_be_left_out(rows, checkpoint, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    folder = shutil.copytree(checkpoint("qwen2"), tmp_path / "qwen2")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"][:rows]}, folder / "model.safetensors")
+    path = convert(checkpoint("qwen2"), "qwen2", tmp_path / "m.gguf", mistake="tied-head")
+    found = judge_weights(path, folder).findings
+    assert {oddity.cause for oddity in found} == (set() if rows == VOCAB else {"tied-head"})
 
 
 def edited(folder: Path, to: Path, **changes: object) -> Path:

@@ -109,6 +109,7 @@ def render(asked, has):  # noqa: PLR0912 - a mistake is an if
             text += f"<|{role}|>\n{content if has('trim-ignored') else content.strip()}"
         else:
             texts = [part["text"] if part["type"] == "text" else "<image>" for part in content]
+            texts = texts[:1] if has("parts-first") else texts
             text += f"<|{role}|>\n" + ("\n" if has("parts-lines") else "").join(texts)
         text += eos + "\n"
     opens = asked["add_generation_prompt"] and not has("generation-prompt-missing")
