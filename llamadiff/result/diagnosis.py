@@ -61,4 +61,4 @@ class Diagnosis:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        return tuple(sorted({tap.layer for name in self.taps if (tap := taps.parse(name)) and tap.layer is not None}))
+        return tuple(sorted({layer for name in self.taps if (layer := taps.layer_of(name)) is not None}))

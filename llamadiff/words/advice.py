@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from llamadiff.judge.verdict import UNCHECKED, WRONG, is_right
@@ -14,6 +15,17 @@ _ALONE = "each is judged by itself then"
 _REPLAY = "or run it with --explain 600: it replays every known bug through these taps"
 _FUSED = {"kq", "kq_soft_max", "kqv", "kqv_mla"}  # what a fused attention has no tensors of
 _FEW = 3  # wrong ops without a known cause that advice is given for
+_LOOK_AT = {
+    "kq": "check which K head each Q head reads (h reads h // group), and that scores have no scale or mask yet",
+    "kqv_out": "check which V head each head reads, and how heads are merged",
+    "ROPE": "check what is rotated, pairs (2i, 2i+1) or halves (i, i+n/2), and the base, scaling and positions",
+    "RMS_NORM": "check epsilon (inside the root), the weight, and that the mean is not subtracted",
+    "NORM": "check epsilon (inside the root), the weight and the bias, and that the mean is subtracted",
+    "SOFT_MAX": "check the scale, the mask (of a router: over which experts), and the axis",
+    "ADD": "check that both terms are there, and that each is taken from its own place",
+    "SWIGLU": "check silu(gate) * up: which is gate, and which activation",
+    "GET_ROWS": "check the rows that are read: token id, row size, type",
+}
 
 
 def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[str] = ()) -> tuple[str, ...]:
@@ -65,12 +77,12 @@ def _steps_when_unknown(
     unnamed = [row for row in wrong if row.tap not in named]
     others = {stem(row.tap): row for row in reversed(unnamed) if stem(row.tap) != stem(first.tap)}
     others = {row.op: row for row in reversed(others.values()) if not row.span and row.op != first.op}
-    steps = [_narrow_down(_still_open(first, rows), rows, first.tap) if first.span else _advice(first)]
+    steps = [_narrow_down(_still_open(first, rows), rows, first.tap) if first.span else advice(first)]
     if first.span and not any(first.tap in d.taps for d in diagnosis):
         steps.append(_REPLAY)
     if any(first.tap in d.taps and not d.by_graph for d in diagnosis):
         steps.append("or run it where llama.cpp runs this file: known bugs are looked for in its graph")
-    return [*steps, *(f"{row.tap}: {_advice(row)}" for row in list(others.values())[: _FEW - 1])]
+    return [*steps, *(f"{row.tap}: {advice(row)}" for row in list(others.values())[: _FEW - 1])]
 
 
 def _still_open(row: Row, rows: Sequence[Row]) -> Sequence[str]:
@@ -89,7 +101,8 @@ def place_step(row: Row) -> str:
     """Where a wrong tap is most off, with both values."""
     assert row.local is not None
     place = ", ".join(map(str, row.local.index))
-    return f"{row.tap}[{place}] is {row.local.recorded:.6g}; on its inputs {row.local.expected:.6g} is right"
+    recorded = "NaN" if math.isnan(row.local.recorded) else f"{row.local.recorded:.6g}"
+    return f"{row.tap}[{place}] is {recorded}; on its inputs {row.local.expected:.6g} is right"
 
 
 def _narrow_down(span: Sequence[str], rows: Sequence[Row], end: str | None = None, sure: bool = True) -> str:
@@ -125,24 +138,11 @@ def _within_attention(layer: str, rows: Sequence[Row], end: str | None) -> str:
     return f"write {' and '.join(missing)} next, the rows that attention reads; {inside}"
 
 
-def _advice(row: Row) -> str:
-    return {
-        "ROPE": "check what is rotated, pairs (2i, 2i+1) or halves (i, i+n/2), and the base, scaling and positions",
-        "RMS_NORM": "check epsilon (inside the root), the weight, and that the mean is not subtracted",
-        "NORM": "check epsilon (inside the root), the weight and the bias, and that the mean is subtracted",
-        "SOFT_MAX": "check the scale 1/sqrt(head size), the causal mask, and the axis",
-        "ADD": "check that both terms are there: the branch and the residual from before the norm",
-        "SWIGLU": "check silu(gate) * up: which is gate, and which activation",
-        "GET_ROWS": "check the rows that your embedding reads: token id, row size, type",
-    }.get(row.op) or _product_advice(row)
-
-
-def _product_advice(row: Row) -> str:
-    word = stem(row.tap)
-    if word == "kq":
-        return "check which K head each Q head reads (h reads h // group), and that scores have no scale or mask yet"
-    if word == "kqv_out":
-        return "check which V head each head reads, and how heads are merged"
+def advice(row: Row) -> str:
+    """Where to look at an op that is wrong for no known cause: by its tap, or else its op, or else its weight."""
+    known = _LOOK_AT.get(stem(row.tap)) or _LOOK_AT.get(row.op)
+    if known is not None or row.weight is None:
+        return known or f"check what {row.tap} reads, and its op: {row.op.lower().replace('_', ' ')}"
     kind = f" ({row.weight_type})" if row.weight_type else ""
     return f"check {row.weight}{kind}: the right tensor, its orientation, its dequantization, and the bias"
 

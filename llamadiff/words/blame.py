@@ -67,7 +67,7 @@ def _unlisted_message(
     varies = any(how == OTHER_VALUES for row, how in found if row in same)
     alike = [row for row, how in found if row in same and (how == ALIKE or (how == UNREAD and not varies))]
     given = told.says if told is not None else f"wrong on the inputs {'they were' if first.span else 'it was'} given"
-    said = Message(f"{subject}{place(first, _layers(alike))}: {given}", tuple(_unknown(first, why)))
+    said = Message(f"{subject}{place(first, sorted(_layers(alike)))}: {given}", tuple(_unknown(first, why)))
     return said.plus(*_where_else(found, same, alike, told), *_other_causes(known, rows))
 
 
@@ -96,12 +96,11 @@ def _where_else(
     read = [row for row, how in own if how == ALIKE]
     if told is not None and len(read) < len(alike):
         yield f"that was read in {say.layers_of(_layers(read))}"
-    for how, words in (
-        (OTHER_VALUES, "likewise in {}, with other values"),
-        (UNLIKE, "in {} it is wrong in another way"),
-        (UNREAD, "in {} it is wrong too"),
+    for hows, words in (
+        ({OTHER_VALUES}, "likewise in {}, with other values"),
+        ({UNLIKE, UNREAD}, "in {} it is wrong too"),
     ):
-        some = [row for row, each in own if each == how and row not in alike]
+        some = [row for row, each in own if each in hows and row not in alike]
         if some:
             yield words.format(say.layers_of(_layers(some)))
     said = set[str]()
@@ -135,7 +134,7 @@ def headline(d: Diagnosis, rows: Sequence[Row]) -> str:
     alike = len({stem(tap) for tap in d.taps}) == 1  # of several taps, no weight is that of all
     if d.known:
         return f"{place(row, d.layers, alike)}: {say.likeliest(d)}"
-    return f"{place(row)}: {'; '.join([*_read_back(d.tap, d), say.nearest(d)])}"
+    return f"{place(row)}: {'; '.join([*(fact.says for fact in d.read.get(d.tap, ())), say.nearest(d)])}"
 
 
 def _facts_of(row: Row, d: Diagnosis | None) -> Iterator[Fact]:
@@ -151,11 +150,6 @@ def _is_read(row: Row, d: Diagnosis | None) -> bool:
 
 def _layers(rows: Sequence[Row]) -> list[int]:
     return [row.layer for row in rows if row.layer is not None]
-
-
-def _read_back(tap: str, d: Diagnosis | None) -> Iterator[str]:
-    """What a wrong op did, as its values show."""
-    yield from (fact.says for fact in (d.read.get(tap, ()) if d is not None else ()))
 
 
 def proof(d: Diagnosis, rows: Sequence[Row]) -> Iterator[str]:
@@ -217,7 +211,7 @@ def _slight(rows: Sequence[Row]) -> Iterator[str]:
         named = ", ".join(row.tap for row in rows[:_FEW]) + (f" and {len(rows) - _FEW} more" if rows[_FEW:] else "")
         most = max(row.local.nmse for row in rows if row.local is not None)
         verb = "differs by" if len(rows) == 1 else "differ by at most"
-        yield f"{named} {verb} an NMSE of {most:.1e}, for no known reason: arithmetic"
+        yield f"{named} {verb} an NMSE of {most:.1e}, for no known reason"
 
 
 def _why(row: Row, diagnosis: Sequence[Diagnosis]) -> Diagnosis | None:

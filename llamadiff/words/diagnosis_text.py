@@ -7,6 +7,8 @@ from itertools import pairwise
 
 from llamadiff.judge.fact import runs_of
 from llamadiff.result.diagnosis import Cause, Diagnosis
+from llamadiff.result.rows import stem
+from llamadiff.trace.taps import layer_of
 
 _FEW_TAPS = 4
 _FEW_STEPS = 3  # of layers at the same distance
@@ -42,11 +44,11 @@ def where(d: Diagnosis, recorded: Sequence[str]) -> str:
     """Which taps, in which layers: ``recorded`` are all taps that were judged."""
     if len(d.taps) == 1:
         return f"{d.tap} alone"
-    words = list(dict.fromkeys(_word(tap) for tap in d.taps))
-    possible = {_layer(tap) for tap in recorded if _word(tap) in words and _layer(tap) is not None}
+    words = list(dict.fromkeys(stem(tap) for tap in d.taps))
+    possible = {layer_of(tap) for tap in recorded if stem(tap) in words and layer_of(tap) is not None}
     named = " and ".join(words) if len(words) <= 2 else f"{', '.join(words[:-1])} and {words[-1]}"
     named = named if len(words) <= _FEW_TAPS else f"{', '.join(words[:_FEW_TAPS])} and more"
-    if len(possible) <= 1:
+    if len(possible) <= 1 or not d.layers:
         return named
     if len(d.layers) < len(possible):
         return f"{named} in {layers_of(d.layers)}"
@@ -100,12 +102,3 @@ def names(causes: Iterable[Cause]) -> str:
 
 def _size(nmse: float) -> str:
     return f"{nmse:.1e}" if nmse < float("inf") else "Inf or NaN"
-
-
-def _word(tap: str) -> str:
-    return tap.rsplit("-", 1)[0]
-
-
-def _layer(tap: str) -> int | None:
-    end = tap.rsplit("-", 1)[-1]
-    return int(end) if end.isdecimal() else None

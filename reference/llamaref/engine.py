@@ -154,6 +154,11 @@ class Engine:
         """How many layers the model has."""
         return self.config.n_layer
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """How many positions each layer's attention reaches back, its own included; 0: all."""
+        return self.config.windows
+
     def forward(
         self,
         tokens: Sequence[int],

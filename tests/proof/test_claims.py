@@ -114,7 +114,11 @@ def _order_check(told: Callable[..., Any]) -> Callable[..., bool]:
     def check(said: Said, fact: Any, *words: str) -> bool:
         source = np.array(fact.values)
         order = told(len(source), *words)
-        is_told = source[0] == order if isinstance(order, int) else np.array_equal(source, order)
+        if isinstance(order, tuple):
+            first, at = order
+            is_told = source[first] == at != first and np.array_equal(source[:first], np.arange(first))
+        else:
+            is_told = np.array_equal(source, order)
         return bool(is_told) and _check_channels(said, source)
 
     return check
@@ -142,7 +146,7 @@ def _halved(n: int, half: str, heads: str | None) -> Array:
 
 _OF = r"(?:(?:heads|blocks) of (\d+) )?channels"
 _BY = r"(?:, by (\d+) heads of \d+ where the model has \d+)?"
-# words -> the order that they tell; or of the first channel alone, which it should be
+# words -> the order that they tell; or of the first channel that has moved alone, which it should be
 ORDERS: dict[str, Callable[..., Any]] = {
     rf"{_OF} (\d+) and (\d+) are swapped": _swapped,
     rf"the {_OF} are rolled: each is (\d+) places? (later|earlier)": _rolled,
@@ -154,8 +158,8 @@ ORDERS: dict[str, Callable[..., Any]] = {
         lambda n, a, b: np.arange(n).reshape(int(a), int(b)).T.ravel(),
     r"of every (\d+) channels the order is another: (.*)": lambda n, size, order:
         (np.arange(n).reshape(-1, int(size))[:, [int(i) for i in order.split(", ")]]).ravel(),
-    rf"{_OF} are in another order: the first should be number (\d+)": lambda n, size, at: int(size) * int(at),
-    r"the channels are in another order: channel 0 should be channel (\d+)": lambda n, at: int(at),
+    rf"the {_OF} are in another order: (?:channel|block|head) (\d+) should be (?:channel|block|head) (\d+)":
+        lambda n, size, first, at: (int(size or 1) * int(first), int(size or 1) * int(at)),
 }  # fmt: skip
 
 
@@ -369,6 +373,10 @@ FOUND: dict[str, tuple[str, Callable[[Array], Array], str]] = {
                          "channels 0 to 63 are 2 times what they should be"),
     "channels late": ("attn_out-0", lambda x: np.concatenate([x[:, :128], x[:, 64:192]], axis=1),
                       "channels 128 to 255 have the values of channels 64 to 191"),
+    "a channel a little off": ("attn_out-0", lambda x: np.where(np.arange(x.shape[1]) == 83, 1.0004 * x, x),
+                               "channel 83 is 1.0004 times what it should be"),
+    "an order that begins right": ("attn_out-0", lambda x: x[:, [0, 2, 3, 1, *range(4, x.shape[1])]],
+                                   "the channels are in another order: channel 1 should be channel 2"),
     "a head's values": ("Qcur_rope-0", lambda x: np.concatenate([x[:, :3], x[:, 2:3]], axis=1),
                         "head 3 has the values of head 2"),
 }  # fmt: skip

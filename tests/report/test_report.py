@@ -95,6 +95,24 @@ def test_taps_lists_names_and_shapes(small_model):
     assert "ffn_moe_topk-i" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    {
+        "gemma2": {"layers 0, 2": "attention to the last 3 keys", "layer 1": "attention to all keys"},
+        "deepseek2": {"layer 0": "ffn_gate, ffn_up, ffn_swiglu", "layer 1": "ffn_moe_logits, ffn_moe_probs,"},
+        "qwen3": {},
+    }.items(),
+)
+def test_taps_lists_each_kind_of_layer_with_its_layers(name, kinds, small_model):
+    lines = [" ".join(line.split()) for line in run("taps", small_model(name), "--n-tokens", "5").stdout.splitlines()]
+    titles = [line for line in lines if line.startswith("layer")]
+    assert [
+        title.startswith(f"{which} {what}") for title, (which, what) in zip(titles, kinds.items(), strict=True)
+    ] == [True] * len(kinds)
+    assert sum(line.startswith("* l_out-i") for line in lines) == (1 if name != "deepseek2" else 2)
+    assert sum(line.startswith("* embd") for line in lines) == 1
+
+
 def test_doctor_says_what_is_there():
     done = run("doctor")
     for words in ("llama-cpp-python", "built with", "tensor layout", "quantized decode, repacked"):

@@ -63,7 +63,7 @@ def test_what_matters_comes_before_what_is_hardly_off(path, right):
     assert result.headline == "RMSNorm by output_norm.weight: the channels are rolled: each is 3 places later"
     assert result.proof[0].startswith("result_norm: own error")
     assert "; attn_norm-0 differs by an NMSE of" in result.summary
-    assert "for no known reason: arithmetic" in result.summary
+    assert result.summary.count("for no known reason") == 1
     assert result.profile == ("the channels are rolled: each is 3 places later",)
     assert any(step.startswith("result_norm[") for step in result.next_steps)
 

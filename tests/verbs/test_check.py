@@ -208,7 +208,7 @@ def test_annotations_are_one_for_each_cause(captures, small_model, faulty, monke
     [line] = [line for line in done.stdout.splitlines() if line.startswith("::")]
     assert line.startswith(f"::error file={captures.name}/a.safetensors,line=1,title=llamadiff%3A WRONG Qcur_rope-0 "
                            "(rope-layout)::RoPE, layers 0, 1: rotates (i, i+32)")  # fmt: skip
-    assert "%0Arotate the other layout" in line
+    assert "%0Arotate (2i, 2i+1)" in line
     assert "::error" not in run(*words, faulty("none")).stdout
     asked = run(*words, wrong, "-o", "json:-", "--annotate")
     assert json.loads(asked.stdout)

@@ -67,7 +67,7 @@ class _Group:
 
 def as_cause(fit: Fit) -> Cause:
     """A fit in words."""
-    fixes, sources = ([getattr(step.bug, name) for step in fit.steps] for name in ("fix", "source"))
+    fixes, sources = dict.fromkeys(step.fix for step in fit.steps), [step.bug.source for step in fit.steps]
     value = next((step.value for step in fit.steps if step.value is not None), None)
     known_from = ", ".join(dict.fromkeys(filter(None, sources)))
     return Cause(" + ".join(fit.causes), fit.says, "; ".join(fixes), known_from, fit.nmse, value, fit.steps[0].at)

@@ -7,6 +7,7 @@ recorded if it had that bug.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -36,20 +37,22 @@ SLOW = 1 << 24  # weights behind a node, beyond which constants are not solved f
 class Edit:
     """What a node computes instead, as a clause without its subject; ``more`` are other nodes that change with it.
 
-    ``variant`` tells the edit from the bug's others.
+    ``variant`` tells the edit from the bug's others. ``fix`` says what this node needs, with its values; empty: what
+    the bug's own sentence says, of whatever node.
     """
 
     alter: Alter
     says: str
     variant: str = ""
     more: Mapping[int, Alter] = field(default_factory=dict)
+    fix: str = ""
 
 
 @dataclass(frozen=True)
 class Constant:
     """An edit with a constant to solve for; ``own`` is the model's, ``familiar`` are values that are tried for it.
 
-    ``linear``: of a factor, which may be negative where the tap follows it in proportion.
+    ``fix`` is an Edit's. ``linear``: of a factor, which may be negative where the tap follows it in proportion.
     """
 
     make: Callable[[float], Alter]
@@ -59,6 +62,7 @@ class Constant:
     variant: str = ""
     more: Callable[[float], Mapping[int, Alter]] = lambda value: {}
     linear: bool = False
+    fix: str = ""
 
 
 Edits = Callable[[Site], Iterator[Edit | Constant]]
@@ -69,9 +73,9 @@ Place = tuple[Site, Edit | Constant]
 class Bug:
     """A mistake that engines are known to make.
 
-    ``about`` says what it is and ``fix`` what to do, ``source`` names threads where people had it. A ``general`` one
-    has a constant to solve for and is asked when nothing exact fits. A ``harmless`` one is a way of computing, not a
-    mistake: where it fits, the tap is noise. ``edits`` are those of nodes with some ops.
+    ``about`` says what it is and ``fix`` what to do, in every model; ``source`` names threads where people had it. A
+    ``general`` one has a constant to solve for and is asked when nothing exact fits. A ``harmless`` one is a way of
+    computing, not a mistake: where it fits, the tap is noise. ``edits`` are those of nodes with some ops.
     """
 
     name: str
@@ -93,12 +97,13 @@ class Bug:
 class Change:
     """A bug as it was made in a subgraph, and what the op does instead, as a clause without its subject.
 
-    ``value`` is a constant that was solved for, ``own`` the model's; ``variant`` tells this change from the bug's
-    others in every layer; ``at`` is the tap that it is at, if that is not the one that is judged.
+    ``fix`` says what to do here; ``value`` is a constant that was solved for, ``own`` the model's; ``variant`` tells
+    this change from the bug's others in every layer; ``at`` is the tap that it is at, if not the one that is judged.
     """
 
     bug: Bug
     says: str
+    fix: str
     variant: str = ""
     value: float | None = None
     at: str | None = None
@@ -200,15 +205,16 @@ def _word(place: Place) -> str:
 
 def _applied(known: Bug, r: Subgraph, case: Case, places: list[Place], variant: str) -> Changes:
     first, edit = places[0]
+    fix = edit.fix or known.fix
     if isinstance(edit, Edit):
-        yield Change(known, edit.says, variant, at=first.tap), _with(r, places, 0.0)
+        yield Change(known, edit.says, fix, variant, at=first.tap), _with(r, places, 0.0)
         return
     slow = _weights_after(r, {site.node.number for site, _ in places}) > SLOW
     how = replace(case, hurried=True) if slow else case
     build = partial(_with, r, places)
-    for value in _values(how, build, edit):
+    for value in filter(math.isfinite, _values(how, build, edit)):
         says = edit.sought.says(value, edit.own)
-        yield Change(known, says, variant, value, first.tap, edit.own), build(value)
+        yield Change(known, says, fix, variant, value, first.tap, edit.own), build(value)
 
 
 def _values(case: Case, build: Callable[[float], Subgraph], edit: Constant) -> Sequence[float]:

@@ -206,7 +206,7 @@ def replayed(
 
 def _with_limits(case: Case, right: float, leaves: float = EXPLAINS) -> Case:
     """The case with what a fit may leave of the right op's error; a rounding that is done otherwise leaves more."""
-    slack = max(VARIES * right, min(case.limit, MOST * right))
+    slack = max(VARIES * right, min(case.limit, MOST * right)) if math.isfinite(right) else case.limit
     limit = leaves * right if leaves > EXPLAINS else min(case.limit, EXPLAINS * right)
     return replace(case, limit=limit, slack=slack)
 

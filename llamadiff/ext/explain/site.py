@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,12 @@ from llamadiff.ext.graph.engine import GraphEngine
 from llamadiff.ext.graph.graph import LOOKS, GraphNode, Leaf
 from llamadiff.trace import taps
 from llamadiff.trace.taps import layer_of
+
+_NUMBERED = re.compile(r"(node|leaf)_[0-9]+")
+_OPS: Mapping[str, tuple[str, int]] = {  # an op of a node without a name, in words, and of how many of its sources
+    "ADD": ("the sum of {}", 2), "MUL": ("the product of {}", 2), "MUL_MAT": ("the product of {}", 2),
+    "MUL_MAT_ID": ("the experts' product of {}", 2), "SCALE": ("the scaled {}", 1), "GET_ROWS": ("the chosen {}", 1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,9 @@ class Site:
         for label, node in reversed(self.engine.graph.labelled.items()):
             if node.number < self.node.number and np.prod(node.shape) == np.prod(shape) and "(" not in label:
                 with suppress(NotRecordedError):
-                    yield label, self.case.values(label).reshape(1, *shape)
+                    x = self.case.values(label)
+                    if x.size == np.prod(shape):  # of scores, those of empty slots are not recorded
+                        yield label, x.reshape(1, *shape)
 
     @cached_property
     def layer(self) -> int | None:
@@ -172,17 +181,28 @@ class Site:
         return self.engine.computed(shaped, {**self.engine.leaves(), first: x}, self.case.carrier)
 
     def named(self, place: int) -> str:
-        """What is at a place, in words."""
-        if self.weight(place):
-            return self.weight(place)
-        node = self.node_at(place)
-        while node is not None and (node.label is None or "(" in node.label) and node.sources:
-            first = node.sources[0]
-            below = self.engine.graph.by_number.get(first) if first is not None and self.shows(node) else None
-            if below is None:
-                break
-            node = below
-        return "one side" if node is None else str(node.label or node.name)
+        """What is at a place, in words: a tensor's or a tap's name, or else the op that makes it of such."""
+        site, node = self, self.node_at(place)
+        while node is not None and not _is_name(node.label) and self.shows(node):
+            site, place = self.at(node), 0
+            node = site.node_at(0)
+        leaf = site.leaf(place)
+        if node is None:
+            return leaf.name if leaf is not None and _is_name(leaf.name) else "a constant"
+        return str(node.label) if _is_name(node.label) else self.at(node)._in_words()
+
+    def _in_words(self) -> str:
+        """The node's op, and the nearest names of what it reads."""
+        of = [self._below(place) for place in range(len(self.node.sources)) if self.number(place) is not None]
+        says, count = _OPS.get(self.node.op, (f"the {self.node.op.lower().replace('_', ' ')} of {{}}", 1))
+        return says.format(" and ".join(dict.fromkeys(of[:count])))
+
+    def _below(self, place: int) -> str:
+        """The name of what is at a place, or of the first named thing that this is made of."""
+        site = self
+        while (node := site.node_at(place)) is not None and not _is_name(node.label):
+            site, place = site.at(node), 0
+        return site.named(place)
 
     @property
     def tap(self) -> str | None:
@@ -194,6 +214,11 @@ class Site:
         named = [str(node.label) for node in after if node.label and "(" not in node.label] or [self.case.tap.name]
         first = next((name for name in named[:2] if taps.parse(name) is not None), named[0])
         return None if first == self.case.tap.name else first
+
+
+def _is_name(label: str | None) -> bool:
+    """Whether a label tells somebody what it is: not a number, nor another node's name with an op."""
+    return label is not None and "(" not in label and _NUMBERED.match(label) is None
 
 
 def _layer(name: str) -> int | None:

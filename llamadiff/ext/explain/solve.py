@@ -43,15 +43,15 @@ def _by_twos(ratio: float) -> str:
 
 
 EPSILON = Sought(
-    1e-13, 1.0, lambda value, own: f"uses epsilon {value:.3g}; the file says {own:.3g}",
+    1e-13, 1.0, lambda value, own: f"uses epsilon {value:.3g}, where {own:.3g} is right",
     (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2),
 )  # fmt: skip
 ROPE_BASE = Sought(
-    10.0, 1e9, lambda value, own: f"uses base {value:.6g}; the file says {own:.6g}",
+    10.0, 1e9, lambda value, own: f"uses base {value:.6g}, where {own:.6g} is right",
     (1e3, 1e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 5e6, 8e6, 1e7), 400,
 )  # fmt: skip
 ROPE_FACTOR = Sought(
-    1 / 64, 64.0, lambda value, own: f"divides positions by {value:.4g}; the file says {own:.4g}",
+    1 / 64, 64.0, lambda value, own: f"divides positions by {value:.4g}, where {own:.4g} is right",
     (0.25, 0.5, 2.0, 4.0, 8.0, 16.0, 32.0), 400,
 )  # fmt: skip
 SCORE_SCALE = Sought(
@@ -63,7 +63,7 @@ SCORE_CAP = Sought(
 )
 LOGIT_CAP = Sought(0.5, 1e4, lambda value, own: f"caps logits at {value:.4g}; this model has no softcap", (30.0,), 40)
 ROWS_FACTOR = Sought(
-    1e-3, 1e3, lambda value, own: f"multiplies rows by {value:.6g}; this model does not", (0.5, 2.0)
+    1e-3, 1e3, lambda value, own: f"multiplies rows by {value:.6g}", (0.5, 2.0)
 )  # fmt: skip
 FACTOR = Sought(1e-3, 1e3, lambda value, own: f"multiplies its result by {value:.6g}", (0.125, 0.5, 2.0, 8.0))
 

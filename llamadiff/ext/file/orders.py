@@ -88,8 +88,14 @@ def _shift(values: Array, expected: Array, limit: float) -> int | None:
 
 def order_in_words(order: Array, word: str, heads: int = 0) -> str:
     """An order in words: ``word`` number i has the values that number ``order[i]`` should have; of so many heads."""
-    told = next(_names(order, word, heads), None)
-    return told or f"the {word}s are in another order: {word} 0 should be {word} {int(order[0])}"
+    return next(_names(order, word, heads), None) or _unnamed(order, word)
+
+
+def _unnamed(order: Array, word: str) -> str:
+    """Of an order without a name, the first that moved, and where to."""
+    first = int(np.argmax(order != np.arange(len(order))))
+    one = word.partition(" ")[0]
+    return f"the {_plural(word)} are in another order: {one} {first} should be {one} {int(order[first])}"
 
 
 def _names(order: Array, word: str, heads: int) -> Iterator[str]:
@@ -101,8 +107,7 @@ def _names(order: Array, word: str, heads: int) -> Iterator[str]:
         if (blocks - blocks[:, :1] == np.arange(size)).all() and not (blocks[:, 0] % size).any():
             of = f"block of {size} {word}s" if len(order) != heads * size else f"head of {size} {word}s"
             coarse = blocks[:, 0] // size
-            plain = f"{_plural(of)} are in another order: the first should be number {int(coarse[0])}"
-            yield next(_simple(coarse, of), plain)
+            yield next(_simple(coarse, of), _unnamed(coarse, of))
             return
     for size in reversed(_divisors(len(order))):  # the same within all blocks, the smallest first
         if size <= FEW and (order.reshape(-1, size) - order[:size] == np.arange(0, len(order), size)[:, None]).all():

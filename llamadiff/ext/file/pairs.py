@@ -50,13 +50,17 @@ FREE = Cost(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Measured:
-    """A pair, how far it is apart, and what its types cost. ``meter`` has every block's error; None: equal bytes."""
+    """A pair, how far it is apart, and what its types cost: those ``priced``.
+
+    ``meter`` has every block's error; None: equal bytes.
+    """
 
     pair: Pair
     row: TensorRow
     distance: Distance
     meter: Meter | None
     cost: Cost = FREE
+    priced: tuple[str, ...] = ()
 
     @property
     def limit(self) -> float:
@@ -95,7 +99,8 @@ class Measured:
         place = self.place() if self.is_wrong else ""
         equal = self.distance.nmse == 0 and not self.distance.not_finite
         verdict = of_rounding(equal and not self.is_wrong, not self.is_wrong)
-        return replace(self.row, distance=replace(self.distance, place=place), cost=self.cost.nmse, verdict=verdict)
+        distance, priced = replace(self.distance, place=place), " and ".join(dict.fromkeys(self.priced))
+        return replace(self.row, distance=distance, cost=self.cost.nmse, priced=priced, verdict=verdict)
 
 
 def in_file(model: ModelFile, name: str) -> InFile:
@@ -143,9 +148,12 @@ def priced(measured: Sequence[Measured]) -> list[Measured]:
     """The same with what their types cost: the file's, and the other side's where that is quantized too."""
     asked = [(i, some) for i, one in enumerate(measured) if one.meter is not None for some in _samples(one.pair)]
     total = [FREE] * len(measured)
-    for (i, _), cost in zip(asked, costs_of([some for _, some in asked]), strict=True):
+    kinds: list[tuple[str, ...]] = [()] * len(measured)
+    for (i, some), cost in zip(asked, costs_of([some for _, some in asked]), strict=True):
         total[i] = Cost(total[i].nmse + cost.nmse, total[i].worst + cost.worst)
-    return [replace(one, cost=cost) for one, cost in zip(measured, total, strict=True)]
+        kinds[i] = (*kinds[i], some.kind)
+    both = zip(measured, total, kinds, strict=True)
+    return [replace(one, cost=cost, priced=of) for one, cost, of in both]
 
 
 def _samples(pair: Pair) -> list[QuantizedRows]:

@@ -20,7 +20,7 @@ class TensorRow:
     """One tensor of the file: what it holds, and where there is another side, how far it is from that.
 
     ``decoders`` says how gguf-py's and ggml's decoding compare. ``made`` says what of the other side it was compared
-    with, ``cost`` is the NMSE that its type leaves on such values, ``verdict`` is that of the comparison.
+    with, ``cost`` is the NMSE that the types ``priced`` leave on such values, ``verdict`` is that of the comparison.
     """
 
     name: str
@@ -32,6 +32,7 @@ class TensorRow:
     made: str = ""
     distance: Distance | None = None
     cost: float | None = None
+    priced: str = ""
     verdict: str = ""
 
     @classmethod
@@ -88,7 +89,9 @@ class WeightReport:
         worst = max((row for row in self.rows if row.verdict == NOISE), key=_above_cost, default=None)
         if worst is None:
             return f"{same} of {tensors} are equal"
-        ratio = f"{_above_cost(worst):.2f} times what {worst.type} costs" if worst.cost else f"stored as {worst.type}"
+        ratio = (
+            f"{_above_cost(worst):.2f} times the cost of {worst.priced}" if worst.cost else f"stored as {worst.type}"
+        )
         return f"{same} of {tensors} are equal, the others as far as their types explain (most: {worst.name}, {ratio})"
 
     def _left(self) -> str:

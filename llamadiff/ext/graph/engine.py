@@ -44,6 +44,8 @@ class GraphStep:
 class GraphEngine:
     """Runs a graph on the tokens that it was recorded with; ``altered`` nodes, by number, compute something else."""
 
+    windows: tuple[int, ...] = ()  # of each layer: a graph has masks, and no number
+
     def __init__(self, graph: Graph, weights: Weights, altered: Mapping[int, Alter] | None = None) -> None:
         self.graph, self.w, self.altered = graph, weights, altered or {}
         missing = {node.op for node in graph.nodes if node.op != "VIEW" and function_of(node.op) is None}

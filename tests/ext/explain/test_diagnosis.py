@@ -164,7 +164,7 @@ def test_constants_are_solved_for(name, small_model):
 
 def test_the_familiar_value_stands_beside_the_one_found(small_model):
     result = judged(small_model(), INJECTED["norm: epsilon 1e-6 for 1e-5"])
-    assert "uses epsilon 1e-06; the file says 1e-05" in result.summary
+    assert "uses epsilon 1e-06, where 1e-05 is right" in result.summary
 
 
 # unlisted bugs
@@ -283,7 +283,7 @@ def test_the_command_says_why(small_model, tmp_path):
         assert json.loads(done.stdout)["diagnosis"][0]["cause"] == "rope-layout"
     shown = " ".join(run("diagnose", str(right), str(trace), "--model", str(path)).stdout.split())
     assert "rope-layout: RoPE, layers 0, 1: rotates (i, i+32); this model needs (2i, 2i+1)" in shown
-    assert "rotate the other layout" in shown
+    assert "rotate (2i, 2i+1)" in shown
 
 
 def test_the_bugs_are_listed():

@@ -11,21 +11,19 @@ import numpy as np
 import pytest
 from models.random_models import NAMES
 from models.small import EMBD, write_model
+from proof.nodes import every_site
 
 from llamadiff import Trace
 from llamadiff.candidates.reference import record
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import USUAL, How, Run
-from llamadiff.ext.explain.case import Case, Recording
 from llamadiff.ext.explain.registry import EDITS, FAMILIES, Bug, Edit, define, known_bugs
 from llamadiff.ext.explain.site import Site
-from llamadiff.ext.explain.subgraph import Subgraph
 from llamadiff.ext.graph.engine import GraphEngine
 from llamadiff.ext.graph.graph import GraphNode
 from llamadiff.ext.graph.model import GraphModel, by_its_graph
 from llamadiff.ext.graph.op import Op
-from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.verbs.judging import judge
 
 TOKENS = (1, 5, 9, 30, 17, 22, 64)
@@ -92,22 +90,7 @@ def recorded(small_model, random_model, tmp_path_factory):
 
 def sites(one: Recorded, ops: tuple[str, ...]) -> list[Site]:
     """Every node with one of these ops, as a bug sees it that everything was recorded for."""
-    model, right = one.model, one.right
-    shapes = {name: right[name].shape for name in right}
-    run = Recording(
-        model, TOKENS, np.arange(len(TOKENS)), (0, len(TOKENS)), len(TOKENS), Carrier([("f32", {})]), shapes, {}
-    )
-    named = {tap.name: tap for tap in model.taps}
-    case = Case(run, named["result_output"], lambda name: right[name][None], None)
-    whole = Subgraph(model.engine, model.graph.nodes, {})
-    whole.compute(case)
-
-    def tap_after(node: GraphNode):
-        after = (other.label for other in [node, *whole.after({node.number})] if other.label)
-        return named[next(after, "result_output")]
-
-    nodes = [node for node in model.graph.nodes if node.op in ops]
-    return [Site(node, whole, replace(case, tap=tap_after(node))) for node in nodes]
+    return [site for site in every_site(one.model, one.right, TOKENS) if site.node.op in ops]
 
 
 @pytest.fixture(scope="module")

@@ -132,7 +132,7 @@ def test_the_page_says_all_that_matters_without_a_script(wrong):
     assert "<h1>RoPE, layers 0, 1: rotates (i, i+32); this model needs (2i, 2i+1)</h1>" in page
     assert '<b class="badge wrong"><i>✗</i> WRONG</b>' in page
     assert "<code>rope-layout</code>" in page
-    assert "<b>Fix:</b> rotate the other layout" in page
+    assert "<b>Fix:</b> rotate (2i, 2i+1)" in page
     assert page.count('<span class="chip"') == len(TOKENS)
 
 

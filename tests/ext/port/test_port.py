@@ -87,14 +87,14 @@ def test_a_mistake_in_a_quantized_file_is_found(mistake, says, arch, ported):
 
 # mistake, architecture: the op, the layers, and what the model does in the words of the report
 MISTAKES = {
-    ("rope-base", "qwen2"): ("ROPE Qcur_rope and Kcur_rope", "uses base 1e+06; the file says 10000"),
+    ("rope-base", "qwen2"): ("ROPE Qcur_rope and Kcur_rope", "uses base 1e+06, where 10000 is right"),
     ("permutation-missing", "llama"): ("ROPE Qcur_rope and Kcur_rope", "rotates (i, i+16); llama.cpp's graph needs"),
-    ("epsilon", "qwen3"): ("RMS_NORM norm", "uses epsilon 1e-06; the file says 0.001"),
-    ("epsilon", "stablelm"): ("NORM norm", "uses epsilon 1e-05; the file says 0.001"),
+    ("epsilon", "qwen3"): ("RMS_NORM norm", "uses epsilon 1e-06, where 0.001 is right"),
+    ("epsilon", "stablelm"): ("NORM norm", "uses epsilon 1e-05, where 0.001 is right"),
     ("plus-one-twice", "gemma3"): ("MUL attn_norm", "multiplies by blk.{i}.attn_norm.weight - 1"),
     ("gate-up-swapped", "gemma2"): ("GEGLU ffn_geglu", "applies the activation to up"),
     ("transposed", "gpt2"): ("MUL_MAT", "as if it were stored [in, out]"),
-    ("rope-scaling", "qwen3moe"): ("ROPE Qcur_rope and Kcur_rope", "divides positions by 4; the file says 1"),
+    ("rope-scaling", "qwen3moe"): ("ROPE Qcur_rope and Kcur_rope", "divides positions by 4, where 1 is right"),
     ("exp-missing", "mamba2"): ("SSM_SCAN", "takes -exp of blk.{i}.ssm_a"),
     ("tied-head", "llama"): (
         "MUL_MAT result_output",
@@ -274,7 +274,7 @@ def test_the_command_names_both_sides(checkpoint, tmp_path):
     path = convert(checkpoint("llama"), "llama", tmp_path / "m.gguf", "F32", "rope-base")
     ended = command(path, checkpoint("llama"), "-o", f"json:{tmp_path / 'r.json'}")
     assert ended.exit_code == 1
-    assert "uses base 500000; the file says 10000" in " ".join(ended.output.split())
+    assert "uses base 500000, where 10000 is right" in " ".join(ended.output.split())
     assert "modeling_llama.py:" in ended.output
     about = json.loads((tmp_path / "r.json").read_text("utf-8"))
     assert (about["verdict"], about["places"][0]["nodes"][0]) == ("wrong", "Qcur_rope-0")

@@ -46,7 +46,7 @@ SAID = {  # what the report's headline says of them
     "negative-modulo": "output 0 sums its first 512 inputs, and each output 1 fewer than the one before",
     "skip-after-step": "each row is divided by another size than its own, from 0.9924 to 1.078 times the right one",
     "chunks-exact": "tokens 8 to 11 are all zero",
-    "zip-shorter": "the rows of heads 2 and 3 are rotated by their positions times 0",
+    "zip-shorter": "the rows of heads 2 and 3 are not rotated",
     "reversed-keys": "K's rows are read in reverse, the last one for the first key",
     "fold-start": "its sum is 1 too large, where the largest term is 1",
     "exclusive-range": "the value of each query's own key is not added",

@@ -109,6 +109,7 @@ from proof.unlisted.truth.rope import (
     rounded_angles,
     some_frequencies,
     stepped_angles,
+    unturned,
 )
 
 _HEADS = r"(?:, in heads? (.*))?"
@@ -169,6 +170,7 @@ CHECKS: dict[str, Callable[..., bool]] = {
     r"its rows are multiplied by the weight first, and normalised then": weight_first,
     r"the rows(?: of heads? (.*?))? are rotated by the positions (.*)": by_positions,
     r"the rows(?: of heads? (.*?))? are rotated by their positions times (\S+)": by_times,
+    r"the rows(?: of heads? (.*?))? are not rotated": unturned,
     rf"its frequencies are rounded to float16{_HEADS}": lambda op, heads: by_frequencies(
         op, half(frequencies(op).astype(np.float32)).astype(float), heads),
     rf"its frequencies are those of base (\S+?)(?:, where (\S+?) is right)?{_HEADS}": by_base,

@@ -37,44 +37,49 @@ def _applied(name: str, *x: Any, params: bytes = b"\0" * 64) -> Any:
     return function(Op(name, x[0].shape[-4:], "f32", params, tuple(map(Operand, x)), exact=True))
 
 
-@at_nodes(*UNARY, fix="use SiLU: x * sigmoid(x)", source="aprender#2096")
+@at_nodes(*UNARY, fix="take the activation of the architecture: of most, SiLU", source="aprender#2096")
 def activation_other(site: Site) -> Iterator[Edit]:
     """Another activation: GELU (exact, tanh, quick), ReLU, sigmoid or tanh for SiLU."""
     own = site.node.op
+    fix = f"take {NAMES[own]}"
     for name in UNARY:
         if own not in (name, "SQR"):
-            yield Edit(renamed(name), f"takes {NAMES[name]}; this model takes {NAMES[own]}", name)
+            yield Edit(renamed(name), f"takes {NAMES[name]}; this model takes {NAMES[own]}", name, fix=fix)
     if own == "SQR":
         below = site.source(0)
         if below is not None and below.op == "RELU":
-            yield Edit(through, "takes ReLU; this model takes its square", "RELU")
+            says = "takes ReLU; this model takes its square"
+            yield Edit(through, says, "RELU", fix="square what ReLU gives")
     elif own != "RELU":
-        yield Edit(
-            takes(lambda n: np.maximum(n.x(), 0) ** 2), f"takes ReLU's square; this model takes {NAMES[own]}", "2"
-        )
+        says = f"takes ReLU's square; this model takes {NAMES[own]}"
+        yield Edit(takes(lambda n: np.maximum(n.x(), 0) ** 2), says, "2", fix=fix)
 
 
 @at_nodes(*GLU, *CLAMPED, of="activation-other")
 def other_gate(site: Site) -> Iterator[Edit]:
     """Another function of the gate."""
     own = site.node.op
+    fix = f"take {NAMES[own]} of the gate"
     for name in GLU:
         if name != own:
-            yield Edit(renamed(name), f"takes {NAMES[name]} of the gate; this model takes {NAMES[own]}", name)
+            says = f"takes {NAMES[name]} of the gate; this model takes {NAMES[own]}"
+            yield Edit(renamed(name), says, name, fix=fix)
     for name in ("SIGMOID", "TANH"):
         says = f"takes {NAMES[name]} of the gate; this model takes {NAMES[own]}"
-        yield Edit(_gated_by(name), says, name)
+        yield Edit(_gated_by(name), says, name, fix=fix)
     says = f"takes ReLU's square of the gate; this model takes {NAMES[own]}"
-    yield Edit(_gated(lambda x, y: np.maximum(x, 0) ** 2 * y), says, "2")
+    yield Edit(_gated(lambda x, y: np.maximum(x, 0) ** 2 * y), says, "2", fix=fix)
     if own == "SWIGLU_OAI":
-        yield Edit(with_float(p3=1e30), "does not clamp gate and up", "unclamped")
-        yield Edit(with_float(p2=1.0), "takes SiLU without its factor alpha", "alpha")
-        params, limit = site.node.params, float(site.floats[3])
+        params, alpha, limit = site.node.params, *(float(value) for value in site.floats[2:4])
+        clamp = f"clamp gate to {limit:.4g}, and up to -{limit:.4g} and {limit:.4g}"
+        yield Edit(with_float(p3=1e30), "does not clamp gate and up", "unclamped", fix=clamp)
+        with_alpha = f"take gate * sigmoid({alpha:.4g} gate)"
+        yield Edit(with_float(p2=1.0), "takes SiLU without its factor alpha", "alpha", fix=with_alpha)
 
         def plain(x: Any, y: Any) -> Any:
             return _applied("SWIGLU_OAI", x, np.zeros_like(y), params=params) * np.clip(y, -limit, limit)
 
-        yield Edit(_gated(plain), "does not add 1 to up", "plus one")
+        yield Edit(_gated(plain), "does not add 1 to up", "plus one", fix="multiply the activated gate by up + 1")
 
 
 def _gated_by(name: str) -> Alter:
@@ -90,21 +95,22 @@ def _gated(value: Callable[[Any, Any], Any]) -> Alter:
     return takes(lambda n: value(*halves(n)))
 
 
-@at_nodes(*UNARY, fix="apply SiLU to gate")
+@at_nodes(*UNARY, fix="apply the activation")
 def activation_missing(site: Site) -> Iterator[Edit]:
     """There is no activation: gate * up."""
     if site.node.op == "TANH" and cap_around(site) is not None:
         return
-    yield Edit(through, f"leaves out {NAMES[site.node.op]}")
+    yield Edit(through, f"leaves out {NAMES[site.node.op]}", fix=f"take {NAMES[site.node.op]}")
 
 
 @at_nodes(*GLU, *CLAMPED, of="activation-missing")
 def missing_gate(site: Site) -> Iterator[Edit]:
     """gate * up."""
-    yield Edit(_gated(lambda x, y: x * y), f"leaves out {NAMES[site.node.op]}: gate * up")
+    says, fix = f"leaves out {NAMES[site.node.op]}: gate * up", f"take {NAMES[site.node.op]} of the gate"
+    yield Edit(_gated(lambda x, y: x * y), says, fix=fix)
 
 
-@at_nodes(*GLU, *CLAMPED, fix="apply SiLU to gate, and multiply by up")
+@at_nodes(*GLU, *CLAMPED, fix="apply the activation to gate, and multiply by up")
 def activation_of_up(site: Site) -> Iterator[Edit]:
     """The activation is applied to up instead of gate, or to their product."""
 
@@ -131,7 +137,7 @@ def by_turns(site: Site) -> Iterator[Edit]:
             yield Edit(partial(alter, first), says, order)
 
 
-@at_nodes(*GLU, *CLAMPED, fix="multiply silu(gate) by up")
+@at_nodes(*GLU, *CLAMPED, fix="multiply the activated gate by up")
 def up_missing(site: Site) -> Iterator[Edit]:
     """One of the two factors is missing, or they are added."""
     name = ACTIVATION.get(site.node.op, "SILU")
@@ -144,4 +150,5 @@ def up_missing(site: Site) -> Iterator[Edit]:
 def clamp_missing(site: Site) -> Iterator[Edit]:
     """Values that the model clamps are not clamped."""
     low, high = (float(value) for value in site.floats[:2])
-    yield Edit(through, f"does not clamp values to {low:.4g} and {high:.4g}")
+    says, fix = f"does not clamp values to {low:.4g} and {high:.4g}", f"clamp values to {low:.4g} and {high:.4g}"
+    yield Edit(through, says, fix=fix)

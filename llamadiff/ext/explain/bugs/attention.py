@@ -34,13 +34,16 @@ def softcap_missing(site: Site) -> Iterator[Edit]:
         return
     below, above = around
     cap = float(site.at(above).floats[0])
-    yield Edit(through, f"leaves out the softcap of {cap:.4g}", "all", {below.number: through, above.number: through})
-    yield Edit(
-        lambda n: n, f"does not multiply by the softcap ({cap:.4g}) after tanh", "after", {above.number: through}
-    )
-    yield Edit(
-        lambda n: n, f"does not divide by the softcap ({cap:.4g}) before tanh", "before", {below.number: through}
-    )
+    fix, both = _cap_fix(cap), {below.number: through, above.number: through}
+    yield Edit(through, f"leaves out the softcap of {cap:.4g}", "all", both, fix)
+    says = f"does not multiply by the softcap ({cap:.4g}) after tanh"
+    yield Edit(lambda n: n, says, "after", {above.number: through}, fix)
+    says = f"does not divide by the softcap ({cap:.4g}) before tanh"
+    yield Edit(lambda n: n, says, "before", {below.number: through}, fix)
+
+
+def _cap_fix(cap: float) -> str:
+    return f"take {cap:.4g} * tanh(x / {cap:.4g})"
 
 
 @at_nodes("TANH", general=True, fix="read the softcap from the file")
@@ -55,8 +58,8 @@ def softcap_other(site: Site) -> Iterator[Constant]:
     def more(cap: float) -> Any:
         return {below.number: with_float(p0=scale_before * own / cap), above.number: with_float(p0=cap)}
 
-    sought = Sought(own / 100, own * 100, lambda cap, own: f"caps at {cap:.4g}; the file says {own:.4g}")
-    yield Constant(lambda cap: lambda n: n, sought, own, (20.0, 30.0, 50.0), more=more)
+    sought = Sought(own / 100, own * 100, lambda cap, own: f"caps at {cap:.4g}, where {own:.4g} is right")
+    yield Constant(lambda cap: lambda n: n, sought, own, (20.0, 30.0, 50.0), more=more, fix=_cap_fix(own))
 
 
 @at_nodes(
@@ -69,15 +72,17 @@ def heads_tiled(site: Site) -> Iterator[Edit]:
     if site.weight(0) or kv == 1 or site.shape(1)[-3] != heads:
         return
     group = heads // kv
+    fix = f"read KV head h // {group} for query head h" if group > 1 else "read KV head h for query head h"
     if group > 1:
         says = f"reads KV head h % {kv} for query head h; this model reads h // {group}"
-        yield Edit(with_source(0, lambda n: np.tile(n.x(), (*[1] * (n.x().ndim - 3), group, 1, 1))), says, "tiled")
-    yield Edit(with_source(0, lambda n: n.x()[..., ::-1, :, :]), "reads KV heads in reverse", "reversed")
-    yield Edit(with_source(0, lambda n: n.x()[..., :1, :, :]), "reads the first KV head for every query head", "first")
+        tiled = with_source(0, lambda n: np.tile(n.x(), (*[1] * (n.x().ndim - 3), group, 1, 1)))
+        yield Edit(tiled, says, "tiled", fix=fix)
+    reverse, first = with_source(0, lambda n: n.x()[..., ::-1, :, :]), with_source(0, lambda n: n.x()[..., :1, :, :])
+    yield Edit(reverse, "reads KV heads in reverse", "reversed", fix=fix)
+    yield Edit(first, "reads the first KV head for every query head", "first", fix=fix)
     if kv > 2:
-        yield Edit(
-            with_source(0, lambda n: np.roll(n.x(), 1, axis=-3)), "reads the KV head before the right one", "roll"
-        )
+        before = with_source(0, lambda n: np.roll(n.x(), 1, axis=-3))
+        yield Edit(before, "reads the KV head before the right one", "roll", fix=fix)
 
 
 @at_nodes(

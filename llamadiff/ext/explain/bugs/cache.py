@@ -170,7 +170,8 @@ def cache_of_another_layer(kept: KeptLayer) -> Iterator[Fault]:
         "shared": (last, "shares one cache among all layers", np.asarray),
     }
     for variant, (layer, says, own) in ways.items():
-        if layer != i:
+        unwritten = own is np.zeros_like and not _several(run)  # all zeros: of whatever layer, nobody wrote them
+        if layer != i and not unwritten:
             with suppress(NotRecordedError):
                 rows = partial(_instead, kept.put_in(layer))
                 yield Fault(_all(run, rows) if own is None else _earlier(run, rows, own), says, variant)

@@ -75,22 +75,34 @@ def _columns(site: Site, n: Op) -> Array:
     return site.vector(TOKENS).reshape(n_embd, n_vocab)[:, _ids(n)].T
 
 
-@at_nodes("GET_ROWS", fix="leave the rows as they are: this model does not scale them", source="tensai#248")
+@at_nodes("GET_ROWS", fix="leave the rows as they are, where the model has no embedding scale", source="tensai#248")
 def embedding_scaled(site: Site) -> Iterator[Edit]:
     """Embeddings are multiplied by sqrt(d), as in Gemma, or divided by it."""
     if site.weight(0) == TOKENS:
         d = site.node.shape[-1]
         for size, says in ((math.sqrt(d), "multiplies rows by"), (1 / math.sqrt(d), "divides rows by")):
-            yield Edit(_rows(site, size), f"{says} sqrt({d})", says)
+            yield Edit(_rows(site, size), f"{says} sqrt({d})", says, fix=_rows_fix(site))
+
+
+def _rows_fix(site: Site) -> str:
+    """What rows are multiplied by: nothing, or the model's own factor that follows."""
+    scale = site.user("SCALE")
+    if scale is None:
+        return "leave the rows as they are: this model does not scale them"
+    return f"multiply the rows by {float(site.at(scale).floats[0]):.5g} alone, once"
 
 
 @at_nodes(
-    "GET_ROWS", fix="leave the rows as they are: this model does not scale them", source="tensai#248", general=True
+    "GET_ROWS",
+    fix="leave the rows as they are, where the model has no embedding scale",
+    source="tensai#248",
+    general=True,
 )
 def embedding_multiplied(site: Site) -> Iterator[Constant]:
     """Embeddings are multiplied by a constant."""
     if site.weight(0) == TOKENS:
-        yield Constant(lambda value: _rows(site, value), ROWS_FACTOR, 1.0, linear=True)
+        make = lambda value: _rows(site, value)  # noqa: E731
+        yield Constant(make, ROWS_FACTOR, 1.0, linear=True, fix=_rows_fix(site))
 
 
 def _rows(site: Site, size: float) -> Alter:

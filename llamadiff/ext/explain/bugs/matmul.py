@@ -38,16 +38,16 @@ def weight_of_other_layer(site: Site) -> Iterator[Edit]:
 
 def _instead_of(site: Site, name: str, other: str, relative: str) -> Iterator[Edit]:
     """Another weight: with the bias that belongs to it, and with the right one."""
-    says, bias = f"multiplies by {other}, not {name}", other.replace(".weight", ".bias")
+    says, bias, fix = f"multiplies by {other}, not {name}", other.replace(".weight", ".bias"), f"multiply by {name}"
     sums = next((user for user in site.users() if user.op in ("ADD", "ADD_ID") and is_bias(site.at(user))), None)
     if sums is None:
-        yield Edit(with_weight(site, 0, other), says, relative)
+        yield Edit(with_weight(site, 0, other), says, relative, fix=fix)
         return
     own = site.at(sums).weight(1)
     if site.own(sums) and site.has(bias) and site.engine.w.shape(bias) == site.engine.w.shape(own):
         more = {sums.number: with_weight(site, 1, bias)}
-        yield Edit(with_weight(site, 0, other), f"{says}, with its bias", relative, more)
-    yield Edit(with_weight(site, 0, other), f"{says}, but adds its own bias", f"{relative} own bias")
+        yield Edit(with_weight(site, 0, other), f"{says}, with its bias", relative, more, f"{fix}, and add {own}")
+    yield Edit(with_weight(site, 0, other), f"{says}, but adds its own bias", f"{relative} own bias", fix=fix)
 
 
 @at_nodes(
@@ -114,10 +114,10 @@ def weight_transposed(site: Site) -> Iterator[Edit]:
 def product_missing(site: Site) -> Iterator[Edit]:
     """The product is left out: its input goes on."""
     if site.weight(0) and site.node.shape == site.shape(1):
-        yield Edit(only(1), f"is not multiplied by {site.weight(0)}")
+        yield Edit(only(1), f"is not multiplied by {site.weight(0)}", fix=f"multiply by {site.weight(0)}")
 
 
-@at_nodes(*PRODUCTS, fix="leave out the multiplier: the file asks for none", general=True)
+@at_nodes(*PRODUCTS, fix="give the product as it is, without a factor", general=True)
 def product_multiplied(site: Site) -> Iterator[Constant]:
     """The result is multiplied by a constant."""
     if site.weight(0):
@@ -134,7 +134,7 @@ def multiplied_with_bias(site: Site) -> Iterator[Constant]:
         yield Constant(make, FACTOR, 1.0, linear=True)
 
 
-@at_nodes("MUL_MAT", fix="multiply the op's own input: what comes out of the norm before it")
+@at_nodes("MUL_MAT", fix="multiply the op's own input, what comes out of the op before it")
 def input_elsewhere(site: Site) -> Iterator[Edit]:
     """The product is taken of another tensor: of the residual instead of its norm, for one."""
     if site.weight(0):
@@ -142,7 +142,8 @@ def input_elsewhere(site: Site) -> Iterator[Edit]:
         for label, x in islice(site.recorded(site.shape(1)), MOST_INPUTS):
             if own is None or label != own.label:
                 word = label.rpartition("-")[0] or label
-                yield Edit(instead(1, x), f"multiplies {label}, not {site.named(1)}", f"{word} {_ago(label, site)}")
+                says, fix = f"multiplies {label}, not {site.named(1)}", f"multiply {site.named(1)} by {site.weight(0)}"
+                yield Edit(instead(1, x), says, f"{word} {_ago(label, site)}", fix=fix)
 
 
 def _ago(label: str, site: Site) -> int:
@@ -164,7 +165,7 @@ def is_bias(site: Site) -> bool:
 def bias_missing(site: Site) -> Iterator[Edit]:
     """The bias is left out."""
     if is_bias(site):
-        yield Edit(through, f"leaves out {site.weight(1)}")
+        yield Edit(through, f"leaves out {site.weight(1)}", fix=f"add {site.weight(1)}")
 
 
 @at_nodes("ADD", "ADD_ID", fix="add the bias once, this product's own")
@@ -173,21 +174,26 @@ def bias_wrong(site: Site) -> Iterator[Edit]:
     if not is_bias(site):
         return
     name = site.weight(1)
-    yield Edit(times(1, 2), f"adds {name} twice", "twice")
-    yield Edit(times(1, -1), f"subtracts {name}", "minus")
+    fix = f"add {name}, once"
+    yield Edit(times(1, 2), f"adds {name} twice", "twice", fix=fix)
+    yield Edit(times(1, -1), f"subtracts {name}", "minus", fix=fix)
     for other, relative in site.others(name):
         if other.endswith(".bias"):
-            yield Edit(with_weight(site, 1, other), f"adds {other}, not {name}", relative)
+            yield Edit(with_weight(site, 1, other), f"adds {other}, not {name}", relative, fix=fix)
 
 
 @at_nodes("MUL", fix="multiply by the tensor's .scale where the file has one")
 def weight_scale_ignored(site: Site) -> Iterator[Edit]:
     """The weight's own scale (a tensor of its name with .scale) is ignored."""
     if site.weight(1).endswith(".scale"):
-        yield Edit(through, f"ignores {site.weight(1)}")
+        yield Edit(through, f"ignores {site.weight(1)}", fix=f"multiply by {site.weight(1)}")
 
 
-@at_nodes("VIEW", fix="split the fused matrix into Q, K, V in this order", source="mlxcel#928, transformers#31844")
+@at_nodes(
+    "VIEW",
+    fix="split a row of the fused product into its parts as the file has them, such as Q, K, V",
+    source="mlxcel#928, transformers#31844",
+)
 def qkv_split(site: Site) -> Iterator[Edit]:
     """The fused QKV matrix is split in the wrong order, or head by head."""
     views = _parts(site)
@@ -195,11 +201,12 @@ def qkv_split(site: Site) -> Iterator[Edit]:
     if offset not in views:
         return
     size, sums = views[offset], site.source_of_view()
+    fix = f"take the values {offset} to {offset + size - 1} of each row"
     for variant, (says, part) in _splits(views, offset, site.node.shape[-1]).items():
-        yield Edit(takes(partial(_part_taken, part)), says, variant)
+        yield Edit(takes(partial(_part_taken, part)), says, variant, fix=fix)
         if sums is not None and sums.op == "ADD" and site.own(sums) and site.at(sums).shape(1)[-2] == 1:
             own = with_source(0, partial(_part_put, part, offset, size))
-            yield Edit(lambda n: n, f"{says}; its bias is right", f"{variant} own bias", {sums.number: own})
+            yield Edit(lambda n: n, f"{says}; its bias is right", f"{variant} own bias", {sums.number: own}, fix)
 
 
 Part = Callable[[Array], Array]  # rows [..., values] of a fused product -> those that are taken for a part
@@ -268,7 +275,9 @@ def _parts(site: Site, *ops: str) -> dict[int, int]:
 # logits
 
 
-@at_nodes("MUL_MAT", fix="take the logits of the last token's row", source="llama.cpp#2700")
+@at_nodes(
+    "MUL_MAT", fix="give each token its own row's logits; a prompt goes on after its last row", source="llama.cpp#2700"
+)
 def logits_of_other_row(site: Site) -> Iterator[Edit]:
     """Logits are another token's: the first's, or the one's before."""
     n = len(site.case.run.tokens)

@@ -28,7 +28,9 @@ def _edits(known: BlockBug) -> Edits:
         if name in w:
             kind, per_row = w.type(name), w.shape(name)[-1] // w.block_size(name)
             for misreading in known.of(kind, per_row):
-                yield Edit(_misread(misreading, w, name), misreading.says, f"{kind} {misreading.variant}")
+                yield Edit(
+                    _misread(misreading, w, name), misreading.says, f"{kind} {misreading.variant}", fix=misreading.fix
+                )
 
     return edits
 

@@ -23,22 +23,32 @@ def _is_gate(site: Site) -> bool:
     return site.number(1) is None and "moe" in site.node.name + site.named(0) + str(site.tap or site.case.tap.name)
 
 
-@at_nodes("SOFT_MAX", fix="take the softmax over all experts, then choose", source="transformers#41151")
+@at_nodes(
+    "SOFT_MAX",
+    fix="take the router's function as the model has it: a sigmoid, or a softmax over all experts or over the chosen",
+    source="transformers#41151",
+)
 def router_other_gate(site: Site) -> Iterator[Edit]:
-    """Router scores go through a sigmoid, or through nothing, instead of a softmax over all experts."""
-    if _is_gate(site):
-        yield Edit(renamed("SIGMOID"), "takes a sigmoid of router scores; this model takes a softmax", "sigmoid")
-        yield Edit(through, "takes no softmax of router scores", "none")
-        alone = with_source(0, partial(_chosen_alone, site.case.run.model.hyper_parameter("expert_used_count") or 1))
-        yield Edit(alone, "takes a softmax over the chosen experts alone", "chosen")
-        yield from _over_all(site)
+    """Router scores go through another function than the model's: a sigmoid, none, or a softmax of other experts."""
+    if not _is_gate(site):
+        return
+    below, used = site.source(0), site.case.run.model.hyper_parameter("expert_used_count") or 1
+    of_chosen = below is not None and below.op == "GET_ROWS"
+    over = f"the {used} chosen experts" if of_chosen else f"all {site.node.shape[-1]} experts"
+    fix = f"take a softmax of router scores over {over}"
+    yield Edit(renamed("SIGMOID"), "takes a sigmoid of router scores; this model takes a softmax", "sigmoid", fix=fix)
+    yield Edit(through, "takes no softmax of router scores", "none", fix=fix)
+    if of_chosen:
+        yield from _over_all(site, fix)
+    else:
+        says = f"takes a softmax over the chosen experts; this model over {over}"
+        yield Edit(with_source(0, partial(_chosen_alone, used)), says, "chosen", fix=fix)
 
 
-def _over_all(site: Site) -> Iterator[Edit]:
+def _over_all(site: Site, fix: str) -> Iterator[Edit]:
     """The shares that the chosen experts have in a softmax over all, where the model takes one of the chosen."""
     below = site.source(0)
-    if below is None or below.op != "GET_ROWS":
-        return
+    assert below is not None
     with suppress(NotRecordedError):
         scores = site.case.values(site.at(below).named(0)).astype(np.float64)
         peak = scores.max(axis=-1, keepdims=True)
@@ -48,7 +58,7 @@ def _over_all(site: Site) -> Iterator[Edit]:
             rows = (*n.x().shape[:-1], 1)
             return np.exp(n.x() - peak.reshape(-1, *rows[1:])) / total.reshape(-1, *rows[1:])
 
-        yield Edit(takes(shares), "takes a softmax over all experts; this model over the chosen ones", "all")
+        yield Edit(takes(shares), "takes a softmax over all experts; this model over the chosen ones", "all", fix=fix)
 
 
 def _chosen_alone(used: int, n: Op) -> Any:
@@ -64,7 +74,8 @@ def softmax_gate(site: Site) -> Iterator[Edit]:
         return replace(n, name="SOFT_MAX", params=np.array([1.0, 0.0] + [0.0] * 14, np.float32).tobytes())
 
     if _is_gate(site):
-        yield Edit(softmax, "takes a softmax of router scores; this model takes a sigmoid", "softmax")
+        fix = "take a sigmoid of router scores"
+        yield Edit(softmax, "takes a softmax of router scores; this model takes a sigmoid", "softmax", fix=fix)
 
 
 @at_nodes(
@@ -102,20 +113,22 @@ def router_other_order(site: Site) -> Iterator[Edit]:
     yield Edit(ordered(lambda chosen: chosen[..., ::-1]), "chooses the right experts, worst first", "reversed")
 
 
-@at_nodes("GET_ROWS", fix="weigh each expert by its own probability", source="transformers#41151")
+@at_nodes("GET_ROWS", fix="weigh each expert by its own probability, or score", source="transformers#41151")
 def router_weights_wrong(site: Site) -> Iterator[Edit]:
     """The chosen experts' weights are not their probabilities."""
     below = site.source(0)
     if site.weight(0) or below is None or "moe" not in site.node.name:
         return
+    fix = f"weigh each chosen expert by its own {site.named(0)}"
     for label, x in site.recorded(site.shape(0)):
         if "moe" in label and label != below.label:
-            yield Edit(instead(0, x), f"weighs experts by {label}, not {site.named(0)}", label.rpartition("-")[0])
+            says = f"weighs experts by {label}, not {site.named(0)}"
+            yield Edit(instead(0, x), says, label.rpartition("-")[0], fix=fix)
     used = site.node.shape[-2]
-    yield Edit(takes(lambda n: np.ones(site.node.shape)), "weighs every chosen expert by 1", "ones")
-    yield Edit(takes(lambda n: np.full(site.node.shape, 1 / used)), "weighs all chosen experts alike", "mean")
-    yield Edit(gives(lambda x: x[..., ::-1, :]), "weighs the experts in reverse order", "reversed")
-    yield Edit(takes(lambda n: n.x()[..., :used, :]), "takes the first experts' probabilities", "first")
+    yield Edit(takes(lambda n: np.ones(site.node.shape)), "weighs every chosen expert by 1", "ones", fix=fix)
+    yield Edit(takes(lambda n: np.full(site.node.shape, 1 / used)), "weighs all chosen experts alike", "mean", fix=fix)
+    yield Edit(gives(lambda x: x[..., ::-1, :]), "weighs the experts in reverse order", "reversed", fix=fix)
+    yield Edit(takes(lambda n: n.x()[..., :used, :]), "takes the first experts' probabilities", "first", fix=fix)
 
 
 @at_nodes("DIV", fix="divide the chosen experts' weights by their sum", source="transformers#41151")
@@ -133,17 +146,20 @@ def router_not_normalised(site: Site) -> Iterator[Edit]:
 @at_nodes("MUL", fix="sum the experts' outputs, each times its normalised weight", source="transformers#41151")
 def mixture_wrong(site: Site) -> Iterator[Edit]:
     """The experts' outputs are not weighed, or with weights that were not normalised."""
-    if "moe" in site.node.name and site.node.shape[-1] > 1 and site.shape(1)[-1] == 1:
-        yield Edit(through, "does not weigh the experts' results", "none")
+    is_scale = site.named(1).endswith(".scale")  # of the experts' weights, and none of theirs in the sum
+    if "moe" in site.node.name and site.node.shape[-1] > 1 and site.shape(1)[-1] == 1 and not is_scale:
+        fix = f"sum the experts' outputs, each times its {site.named(1)}"
+        yield Edit(through, "does not weigh the experts' results", "none", fix=fix)
         mean = with_source(1, lambda n: np.full_like(n.x(1), 1 / n.x(1).shape[-2]))
-        yield Edit(mean, "takes the mean of the chosen experts' results", "mean")
+        yield Edit(mean, "takes the mean of the chosen experts' results", "mean", fix=fix)
         reverse = with_source(1, lambda n: n.x(1)[..., ::-1, :])
-        yield Edit(reverse, "weighs the experts in reverse order", "reversed")
+        yield Edit(reverse, "weighs the experts in reverse order", "reversed", fix=fix)
         best = with_source(1, lambda n: np.where(np.arange(n.x(1).shape[-2])[:, None] > 0, 0, n.x(1)))
-        yield Edit(best, "takes the best expert alone", "best")
+        yield Edit(best, "takes the best expert alone", "best", fix=fix)
         for label, x in site.recorded(site.shape(1)):
             if label.startswith("ffn_moe_weights") and label != site.named(1):
-                yield Edit(instead(1, x), f"weighs experts by {label}, not {site.named(1)}", label.rpartition("-")[0])
+                says = f"weighs experts by {label}, not {site.named(1)}"
+                yield Edit(instead(1, x), says, label.rpartition("-")[0], fix=fix)
 
 
 Chosen = Callable[[Op], Any]  # an op whose third source says which experts, to those that are taken instead
@@ -181,4 +197,4 @@ def other_bias(site: Site) -> Iterator[Edit]:
     """Other experts' biases."""
     count = site.engine.w.shape(site.weight(1))[0] if site.weight(1) else 0
     for whose, change in _other_experts(count).items() if count > 1 else ():
-        yield Edit(with_source(2, change), f"adds the biases {whose}", whose)
+        yield Edit(with_source(2, change), f"adds the biases {whose}", whose, fix="add the chosen experts' own biases")

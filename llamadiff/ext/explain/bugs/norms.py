@@ -27,28 +27,30 @@ def _eps(site: Site) -> float:
 @at_nodes(
     *NORMS,
     "L2_NORM",
-    fix="read attention.layer_norm_rms_epsilon from the file",
+    fix="read attention.layer_norm_rms_epsilon (of LayerNorm, layer_norm_epsilon) from the file",
     source="llama.cpp#2373, candle#271",
     general=True,
 )
 def norm_epsilon(site: Site) -> Iterator[Constant]:
     """The norm's epsilon is not the file's."""
-    yield Constant(lambda value: with_float(p0=value), EPSILON, _eps(site))
+    fix = f"add epsilon {_eps(site):.3g} to the mean square"
+    yield Constant(lambda value: with_float(p0=value), EPSILON, _eps(site), fix=fix)
 
 
 @at_nodes(*NORMS, fix="give the norm the file's epsilon")
 def norm_epsilon_missing(site: Site) -> Iterator[Edit]:
     """The norm has no epsilon."""
     if _eps(site):
-        yield Edit(with_float(p0=0.0), f"adds no epsilon; the file says {_eps(site):.3g}")
+        fix = f"add epsilon {_eps(site):.3g} to the mean square"
+        yield Edit(with_float(p0=0.0), f"adds no epsilon, where {_eps(site):.3g} is right", fix=fix)
 
 
-@at_nodes(*NORMS, fix="sum squares in float32", source="sglang#27540")
+@at_nodes(*NORMS, fix="keep epsilon in float32", source="sglang#27540")
 def norm_epsilon_in_half(site: Site) -> Iterator[Edit]:
     """Epsilon is rounded to float16, where small ones are lost."""
     rounded = float(np.float16(_eps(site)))
     if rounded != _eps(site):
-        says = f"rounds epsilon to float16 ({rounded:.3g}); the file says {_eps(site):.3g}"
+        says = f"rounds epsilon to float16 ({rounded:.4g}), where {_eps(site):.4g} is right"
         yield Edit(with_float(p0=rounded), says)
 
 
@@ -91,8 +93,8 @@ def norm_no_root(site: Site) -> Iterator[Edit]:
 def norm_sum_for_mean(site: Site) -> Iterator[Edit]:
     """The sum of squares is taken for their mean."""
     size = site.node.shape[-1]
-    says = f"takes the sum of {size} squares for their mean"
-    yield Edit(_sized(lambda square, n: np.sqrt(square * size + n.floats[0])), says)
+    says, fix = f"takes the sum of {size} squares for their mean", f"divide the sum of squares by {size}"
+    yield Edit(_sized(lambda square, n: np.sqrt(square * size + n.floats[0])), says, fix=fix)
 
 
 @at_nodes("RMS_NORM", fix="normalise every head by itself", source="quant.cpp#82, SharpMind#39")
@@ -138,19 +140,22 @@ def l2_norm_missing(site: Site) -> Iterator[Edit]:
 def norm_weight_missing(site: Site) -> Iterator[Edit]:
     """The norm's weight is not applied."""
     if _is_weight(site):
-        yield Edit(through, f"is not multiplied by {site.weight(1)}")
+        yield Edit(through, f"is not multiplied by {site.weight(1)}", fix=f"multiply by {site.weight(1)}")
 
 
 @at_nodes("MUL", fix="multiply by the norm's weight once", source="rustorch")
 def norm_weight_twice(site: Site) -> Iterator[Edit]:
     """The norm's weight is applied twice."""
     if _is_weight(site):
-        yield Edit(with_source(1, lambda n: n.x(1) ** 2), f"is multiplied by {site.weight(1)} twice")
+        name = site.weight(1)
+        yield Edit(
+            with_source(1, lambda n: n.x(1) ** 2), f"is multiplied by {name} twice", fix=f"multiply by {name} once"
+        )
 
 
 @at_nodes(
     "MUL",
-    fix="leave out the + 1: GGUF files of Gemma have it in the weight already",
+    fix="multiply by the file's weight as it is: GGUF files of Gemma have the + 1 in it already",
     source="mold#1078, vllm#31464, transformers#35708",
 )
 def norm_weight_plus_one(site: Site) -> Iterator[Edit]:
@@ -175,11 +180,14 @@ def norm_other_weight(site: Site) -> Iterator[Edit]:
         for name, relative in site.others(site.weight(1)):
             if "norm" in name:
                 says, bias = f"uses {name} for {site.weight(1)}", name.replace(".weight", ".bias")
-                yield Edit(with_weight(site, 1, name), says, relative)
+                fix = f"multiply by {site.weight(1)}"
+                yield Edit(with_weight(site, 1, name), says, relative, fix=fix)
                 sums = next((user for user in site.users() if user.op == "ADD" and site.at(user).weight(1)), None)
                 if sums is not None and site.own(sums) and site.has(bias):
                     more = {sums.number: with_weight(site, 1, bias)}
-                    yield Edit(with_weight(site, 1, name), f"{says}, and its bias", f"{relative} bias", more)
+                    both = f"{fix}, and add {site.at(sums).weight(1)}"
+                    alter = with_weight(site, 1, name)
+                    yield Edit(alter, f"{says}, and its bias", f"{relative} bias", more, fix=both)
 
 
 @at_nodes(*NORMS, of="qk-norm-after-rope")
@@ -216,7 +224,7 @@ def norm_bias_missing(site: Site) -> Iterator[Edit]:
     """LayerNorm's bias is not added."""
     below = site.source(0)
     if site.weight(1) and below is not None and (below.op in NORMS or _is_weight(site.at(below))):
-        yield Edit(through, f"leaves out the norm's bias ({site.weight(1)})")
+        yield Edit(through, f"leaves out the norm's bias ({site.weight(1)})", fix=f"add {site.weight(1)}")
 
 
 def _is_weight(site: Site) -> bool:

@@ -117,8 +117,9 @@ def skip_missing(site: Site) -> Iterator[Edit]:
     """The skip connection of a state space, D times its input, is left out, or D is."""
     name = site.weight(1)
     if "ssm_d" in name and "ssm_dt" not in name:
-        yield Edit(takes(lambda n: np.zeros_like(n.x())), f"leaves out the skip connection ({name})", "all")
-        yield Edit(through, f"adds the input itself, not {name} times it", "one")
+        fix = f"add {name} times the input to what the state gives"
+        yield Edit(takes(lambda n: np.zeros_like(n.x())), f"leaves out the skip connection ({name})", "all", fix=fix)
+        yield Edit(through, f"adds the input itself, not {name} times it", "one", fix=fix)
 
 
 @at_nodes("SWIGLU", fix="gate first, and normalise what comes of it")
@@ -144,12 +145,16 @@ def gate_after_norm(site: Site) -> Iterator[Edit]:
 @at_nodes("GATED_DELTA_NET", fix="multiply the state by exp(g), and read it with q / sqrt(d)")
 def delta_net_wrong(site: Site) -> Iterator[Edit]:
     """The gate of a delta net has the wrong sign or is left out, beta is 1, queries and keys are swapped."""
+    decay, beta = "multiply the state by exp(g)", "multiply what is written into the state by beta"
+    query, sides = "read the state with q / sqrt(d)", "write the state with keys, and read it with queries"
     edits = {
-        "lets the state grow by exp(-g)": with_source(3, lambda n: -n.x(3)),
-        "does not let the state decay": with_source(3, lambda n: 0 * n.x(3)),
-        "takes 1 for beta": with_source(4, lambda n: np.ones_like(n.x(4))),
-        "does not scale queries by 1/sqrt(d)": with_source(0, lambda n: n.x() * np.float32(np.sqrt(n.x().shape[-1]))),
+        "lets the state grow by exp(-g)": (with_source(3, lambda n: -n.x(3)), decay),
+        "does not let the state decay": (with_source(3, lambda n: 0 * n.x(3)), decay),
+        "takes 1 for beta": (with_source(4, lambda n: np.ones_like(n.x(4))), beta),
+        "does not scale queries by 1/sqrt(d)": (
+            with_source(0, lambda n: n.x() * np.float32(np.sqrt(n.x().shape[-1]))), query
+        ),
+        "swaps queries and keys": (swapped(0, 1), sides),
     }  # fmt: skip
-    for says, alter in edits.items():
-        yield Edit(alter, says, says)
-    yield Edit(swapped(0, 1), "swaps queries and keys", "swapped")
+    for says, (alter, fix) in edits.items():
+        yield Edit(alter, says, says, fix=fix)

@@ -46,7 +46,8 @@ def _is_of_nodes(site: Site) -> bool:
 def residual_missing(site: Site) -> Iterator[Edit]:
     """The residual is not added: the branch goes on alone."""
     for residual, branch in _sides(site):
-        yield Edit(only(branch), f"leaves out {site.named(residual)}: {site.named(branch)} goes on alone")
+        left, alone = site.named(residual), site.named(branch)
+        yield Edit(only(branch), f"leaves out {left}: {alone} goes on alone", fix=f"add {left}, the residual")
 
 
 @at_nodes("ADD", fix="add the branch")
@@ -55,7 +56,7 @@ def branch_missing(site: Site) -> Iterator[Edit]:
     for residual, branch in _sides(site):
         if not _is_shared(site, branch):
             says = f"leaves out {site.named(branch)}: {site.named(residual)} goes on alone"
-            yield Edit(only(residual), says)
+            yield Edit(only(residual), says, fix=f"add {site.named(branch)}")
 
 
 @at_nodes("ADD", fix="add the shared expert's result")
@@ -63,7 +64,8 @@ def shared_expert_missing(site: Site) -> Iterator[Edit]:
     """The shared expert's result is not added to that of the chosen ones."""
     for place in chain.from_iterable(_sides(site)):
         if _is_shared(site, place):
-            yield Edit(only(1 - place), f"leaves out the shared expert ({site.named(place)})")
+            fix = f"add {site.named(place)}, the shared expert's result"
+            yield Edit(only(1 - place), f"leaves out the shared expert ({site.named(place)})", fix=fix)
 
 
 def _is_shared(site: Site, place: int) -> bool:
@@ -83,8 +85,8 @@ def residual_doubled(site: Site) -> Iterator[Edit]:
     """The residual or the branch is added twice, or subtracted."""
     for role, place in _by_role(site):
         name = site.named(place)
-        yield Edit(times(place, 2), f"adds {name} twice", role)
-        yield Edit(times(place, -1), f"subtracts {name}", f"minus {role}")
+        yield Edit(times(place, 2), f"adds {name} twice", role, fix=f"add {name} once")
+        yield Edit(times(place, -1), f"subtracts {name}", f"minus {role}", fix=f"add {name}")
 
 
 @at_nodes("ADD", fix="carry the residual from one addition to the next")
@@ -92,8 +94,11 @@ def residual_elsewhere(site: Site) -> Iterator[Edit]:
     """The residual is taken from another place: the layer's input, its predecessor's, the embedding."""
     for place in chain.from_iterable(_sides(site)):
         for label, x in islice(site.recorded(site.shape(place)), MOST):
+            if label == site.named(place):
+                continue
             says = f"adds {label}, not {site.named(place)}"
-            yield Edit(instead(place, x), says, f"{place} {_relative(label, site.case.tap.layer)}")
+            variant = f"{place} {_relative(label, site.case.tap.layer)}"
+            yield Edit(instead(place, x), says, variant, fix=f"add {site.named(place)}")
 
 
 def _relative(label: str, layer: int | None) -> str:
@@ -109,7 +114,8 @@ def residual_normed(site: Site) -> Iterator[Edit]:
         if norm is not None and norm.label:
             with suppress(NotRecordedError):
                 x = site.case.values(norm.label).reshape(1, *site.shape(residual))
-                yield Edit(instead(residual, x), f"adds {norm.label}, the residual after its norm")
+                fix = f"add {site.named(residual)}, from before the norm"
+                yield Edit(instead(residual, x), f"adds {norm.label}, the residual after its norm", fix=fix)
 
 
 def _norm_of(site: Site, place: int) -> GraphNode | None:
@@ -125,7 +131,7 @@ def _norm_of(site: Site, place: int) -> GraphNode | None:
     return None
 
 
-@at_nodes("ADD", fix="add the branch as it leaves its last product")
+@at_nodes("ADD", fix="add branch and residual as they are, and normalise neither of them nor their sum here")
 def branch_normed(site: Site) -> Iterator[Edit]:
     """The sum is normalised: post-norm where the model is pre-norm."""
     eps = next((float(np.frombuffer(n.params, np.float32)[0]) for n in site.engine.graph.nodes if n.op in NORMS), 1e-5)
@@ -139,19 +145,20 @@ def branch_normed(site: Site) -> Iterator[Edit]:
         return norm(n.x() + n.x(1), weight)
 
     for residual, branch in _sides(site):
-        yield Edit(takes(partial(normed_sum, 1)), "normalises the sum, without a weight", "bare")
+        fix = f"add {site.named(residual)} and {site.named(branch)}, without a norm"
+        yield Edit(takes(partial(normed_sum, 1)), "normalises the sum, without a weight", "bare", fix=fix)
         weighted = _norm_of(site, residual)
         name = site.at(weighted).weight(1) if weighted is not None and weighted.op == "MUL" else ""
         if name:
             weight = site.vector(name)
-            yield Edit(takes(partial(normed_sum, weight)), f"normalises the sum by {name}", "sum")
+            yield Edit(takes(partial(normed_sum, weight)), f"normalises the sum by {name}", "sum", fix=fix)
             says = f"normalises {site.named(branch)} by {name} before it is added"
-            yield Edit(changed(branch, partial(norm, weight=weight)), says, "weighted branch")
+            yield Edit(changed(branch, partial(norm, weight=weight)), says, "weighted branch", fix=fix)
         says = f"normalises {site.named(branch)} before it is added, without a weight"
-        yield Edit(changed(branch, norm), says, "branch")
+        yield Edit(changed(branch, norm), says, "branch", fix=fix)
 
 
-@at_nodes("ADD", fix="multiply neither branch nor residual: this model has no multipliers", general=True)
+@at_nodes("ADD", fix="add branch and residual as they are, once each", general=True)
 def residual_multiplied(site: Site) -> Iterator[Constant]:
     """Branch or residual is multiplied by a constant."""
     for role, place in _by_role(site):
@@ -161,7 +168,8 @@ def residual_multiplied(site: Site) -> Iterator[Constant]:
 def _factor(site: Site, place: int, role: str) -> Constant:
     name = site.named(place)
     sought = replace(FACTOR, says=lambda value, own: f"adds {value:.5g} times {name}")
-    return Constant(lambda value: times(place, value), sought, 1.0, variant=role, linear=True)
+    make = lambda value: times(place, value)  # noqa: E731
+    return Constant(make, sought, 1.0, variant=role, linear=True, fix=f"add {name} as it is, once")
 
 
 def _by_role(site: Site) -> Iterator[tuple[str, int]]:
@@ -174,10 +182,11 @@ def gate_missing(site: Site) -> Iterator[Edit]:
     """Of two tensors that the model multiplies, one goes on alone: a gate is left out."""
     if not _is_of_nodes(site):
         return
-    yield Edit(through, f"leaves out the factor {site.named(1)}", "second")
+    fix = f"multiply {site.named(0)} by {site.named(1)}"
+    yield Edit(through, f"leaves out the factor {site.named(1)}", "second", fix=fix)
     if site.shape(1) == site.node.shape:
-        yield Edit(only(1), f"leaves out the factor {site.named(0)}", "first")
-        yield Edit(takes(lambda n: n.x() + n.x(1)), f"adds {site.named(0)} and {site.named(1)}", "sum")
+        yield Edit(only(1), f"leaves out the factor {site.named(0)}", "first", fix=fix)
+        yield Edit(takes(lambda n: n.x() + n.x(1)), f"adds {site.named(0)} and {site.named(1)}", "sum", fix=fix)
 
 
 @at_nodes("SCALE", fix="multiply by the model's constant once")
@@ -186,11 +195,12 @@ def multiplier_missing(site: Site) -> Iterator[Edit]:
     own = float(site.floats[0])
     if own in (0.0, 1.0):
         return
-    yield Edit(with_float(p0=1.0), f"does not multiply by {own:.5g}", "missing")
-    yield Edit(with_float(p0=1 / own), f"divides by {own:.5g}; the model multiplies by it", "inverse")
-    yield Edit(with_float(p0=own * own), f"multiplies by {own:.5g} twice", "twice")
+    fix = f"multiply by {own:.5g}, once"
+    yield Edit(with_float(p0=1.0), f"does not multiply by {own:.5g}", "missing", fix=fix)
+    yield Edit(with_float(p0=1 / own), f"divides by {own:.5g}; the model multiplies by it", "inverse", fix=fix)
+    yield Edit(with_float(p0=own * own), f"multiplies by {own:.5g} twice", "twice", fix=fix)
     if own > 0:
-        yield Edit(with_float(p0=own**0.5), f"multiplies by the root of {own:.5g}", "root")
+        yield Edit(with_float(p0=own**0.5), f"multiplies by the root of {own:.5g}", "root", fix=fix)
 
 
 @at_nodes("SCALE", general=True, fix="read the constant from the file")
@@ -200,4 +210,4 @@ def multiplier_other(site: Site) -> Iterator[Constant]:
     if own > 0:
         says = lambda value, own: f"multiplies by {value:.5g}; the model by {own:.5g}"  # noqa: E731
         sought = Sought(own / 1000, own * 1000, says, (0.5, 2.0))
-        yield Constant(lambda value: with_float(p0=value), sought, own)
+        yield Constant(lambda value: with_float(p0=value), sought, own, fix=f"multiply by {own:.5g}, once")

@@ -25,7 +25,7 @@ DIMS, MODE, BASE, SCALE, EXT, ATTN = 1, 2, 5, 6, 7, 8  # places among the parame
 
 @at_nodes(
     "ROPE",
-    fix="rotate the other layout; GGUF files of llama permute the rows of Q and K for (2i, 2i+1)",
+    fix="rotate the layout of the architecture; GGUF files of llama permute the rows of Q and K for (2i, 2i+1)",
     source="TinyLlama#24, llama.cpp#22611, candle#3410, imp#503",
 )
 def rope_layout(site: Site) -> Iterator[Edit]:
@@ -33,19 +33,25 @@ def rope_layout(site: Site) -> Iterator[Edit]:
     mode, half = int(site.ints[MODE]), int(site.ints[DIMS]) // 2
     pairs, halves = "(2i, 2i+1)", f"(i, i+{half})"
     if mode == 0:
-        yield Edit(with_int(p2=NEOX), f"rotates {halves}; this model needs {pairs}")
+        fix = f"rotate {pairs}: the rows of Q and K in the file are permuted for it"
+        yield Edit(with_int(p2=NEOX), f"rotates {halves}; this model needs {pairs}", fix=fix)
     elif mode == NEOX:
-        yield Edit(with_int(p2=0), f"rotates {pairs}; this model needs {halves}")
+        fix = f"rotate {halves}: the rows of Q and K in the file are as in the checkpoint"
+        yield Edit(with_int(p2=0), f"rotates {pairs}; this model needs {halves}", fix=fix)
 
 
 @at_nodes(
-    "ROPE", fix="read rope.freq_base from the file (10000 where it is missing)", source="llama.cpp#3401", general=True
+    "ROPE",
+    fix="read rope.freq_base from the file (10000 where it is missing), for layers with a window rope.freq_base_swa",
+    source="llama.cpp#3401",
+    general=True,
 )
 def rope_base(site: Site) -> Iterator[Constant]:
     """RoPE's base is not the file's."""
     own = float(site.floats[BASE])
     others = tuple(value for value in ROPE_BASE.familiar if value != own)
-    yield Constant(lambda value: with_float(p5=value), ROPE_BASE, own, others)
+    fix = f"rotate with base {own:.6g}: rope.freq_base of the file, or rope.freq_base_swa in a layer with a window"
+    yield Constant(lambda value: with_float(p5=value), ROPE_BASE, own, others, fix=fix)
 
 
 @at_nodes("ROPE", fix="apply rope.scaling.type and rope.scaling.factor of the file", source=SCALING)
@@ -54,10 +60,18 @@ def rope_scaling_ignored(site: Site) -> Iterator[Edit]:
     scale, ext = float(site.floats[SCALE]), float(site.floats[EXT])
     if scale != 1 or ext:
         what = "YaRN" if ext else f"the scaling by {1 / scale:.4g}"
-        yield Edit(with_float(p6=1.0, p7=0.0, p8=1.0), f"ignores {what} that the file asks for")
+        yield Edit(with_float(p6=1.0, p7=0.0, p8=1.0), f"ignores {what} that the file asks for", fix=_fix(scale, ext))
     if ext:
         kept = float(site.floats[ATTN]) * _grown(scale)
-        yield Edit(with_float(p6=1.0, p7=0.0, p8=kept), "ignores YaRN that the file asks for", "magnitude kept")
+        says = "ignores YaRN that the file asks for"
+        yield Edit(with_float(p6=1.0, p7=0.0, p8=kept), says, "magnitude kept", fix=_fix(scale, ext))
+
+
+def _fix(scale: float, ext: float) -> str:
+    """What positions are to be divided by."""
+    if ext:
+        return f"divide the slow pairs' angles by {1 / scale:.4g} and keep the fast ones, as YaRN does"
+    return f"divide positions by {1 / scale:.4g}, once" if scale != 1 else "take positions as they are, not scaled"
 
 
 @at_nodes("ROPE", fix="divide positions by rope.scaling.factor; do not multiply", source=SCALING)
@@ -66,13 +80,14 @@ def rope_scaling_inverted(site: Site) -> Iterator[Edit]:
     scale = float(site.floats[SCALE])
     if scale == 1:
         return
-    says = f"multiplies positions by {1 / scale:.4g} instead of dividing"
+    says, fix = f"multiplies positions by {1 / scale:.4g} instead of dividing", _fix(scale, float(site.floats[EXT]))
     if not site.floats[EXT]:
-        yield Edit(with_float(p6=1 / scale), says)
+        yield Edit(with_float(p6=1 / scale), says, fix=fix)
         return
     grown, inverted = _grown(scale), _grown(1 / scale)
     for magnitude, variant in ((inverted, ""), (1.0, "plain"), (grown, "magnitude")):
-        yield Edit(with_float(p6=1 / scale, p8=float(site.floats[ATTN]) * magnitude / inverted), says, variant)
+        alter = with_float(p6=1 / scale, p8=float(site.floats[ATTN]) * magnitude / inverted)
+        yield Edit(alter, says, variant, fix=fix)
 
 
 def _grown(scale: float) -> float:
@@ -85,9 +100,9 @@ def rope_scaling_doubled(site: Site) -> Iterator[Edit]:
     """RoPE scaling is applied twice."""
     scale = float(site.floats[SCALE])
     if scale != 1:
-        says = f"divides positions by {1 / scale:g} twice"
-        yield Edit(with_float(p6=scale * scale), says)
-        yield Edit(with_source(1, lambda n: n.x(1) * scale), says, "first")
+        says, fix = f"divides positions by {1 / scale:g} twice", f"divide positions by {1 / scale:g} once"
+        yield Edit(with_float(p6=scale * scale), says, fix=fix)
+        yield Edit(with_source(1, lambda n: n.x(1) * scale), says, "first", fix=fix)
 
 
 @at_nodes(
@@ -95,7 +110,9 @@ def rope_scaling_doubled(site: Site) -> Iterator[Edit]:
 )
 def rope_scaling_applied(site: Site) -> Iterator[Constant]:
     """Positions are scaled by a factor that is not the file's."""
-    yield Constant(lambda value: with_float(p6=1 / value, p7=0.0), ROPE_FACTOR, 1 / float(site.floats[SCALE]))
+    scale, ext = float(site.floats[SCALE]), float(site.floats[EXT])
+    make = lambda value: with_float(p6=1 / value, p7=0.0)  # noqa: E731
+    yield Constant(make, ROPE_FACTOR, 1 / scale, fix=_fix(scale, ext))
 
 
 @at_nodes("ROPE", fix="blend scaled and plain angles by frequency, as YaRN does", source=SCALING)
@@ -107,28 +124,39 @@ def rope_yarn_as_linear(site: Site) -> Iterator[Edit]:
         yield Edit(with_float(p7=0.0, p8=float(site.floats[ATTN]) * kept), says, "magnitude")
 
 
-@at_nodes("ROPE", fix="multiply cos and sin by YaRN's 0.1 ln(factor) + 1", source=SCALING)
+@at_nodes(
+    "ROPE", fix="multiply cos and sin by the model's attention factor: of YaRN, 0.1 ln(factor) + 1", source=SCALING
+)
 def rope_yarn_magnitude(site: Site) -> Iterator[Edit]:
-    """YaRN's attention temperature is left out."""
+    """The attention factor of YaRN or LongRoPE is left out, is applied where the model has none, or is YaRN's own."""
     scale, factor = float(site.floats[SCALE]), float(site.floats[ATTN])
     grown = _grown(scale) if site.floats[EXT] else 1.0
-    for wanted, says in ((1 / grown, "leaves out YaRN's attention factor"), (1.0, "applies YaRN's attention factor")):
-        if abs(wanted - factor) > 1e-6:
-            yield Edit(with_float(p8=wanted), says, f"{wanted == 1.0}")
+    own = factor * grown
+    for magnitude in dict.fromkeys((1.0, grown, _grown(scale))):
+        if abs(magnitude - own) <= 1e-6:
+            continue
+        does = f"multiplies cos and sin by {magnitude:.4g}"
+        if magnitude == 1:
+            does = "leaves out the attention factor"
+        needs = f"this model multiplies cos and sin by {own:.4g}" if abs(own - 1) > 1e-6 else "this model has none"
+        fix = f"multiply cos and sin by {own:.4g}" if abs(own - 1) > 1e-6 else "leave cos and sin as they are"
+        yield Edit(with_float(p8=magnitude / grown), f"{does}; {needs}", f"{magnitude == 1}", fix=fix)
 
 
 @at_nodes("ROPE", fix="divide frequencies by rope_freqs.weight", source=SCALING)
 def rope_factors_ignored(site: Site) -> Iterator[Edit]:
     """The file's frequency factors (rope_freqs.weight, Llama 3.1 and later) are ignored."""
     if site.number(2) is not None:
-        yield Edit(with_source(2, None), f"ignores the frequency factors ({site.named(2)})")
+        fix = f"divide frequencies by {site.named(2)}"
+        yield Edit(with_source(2, None), f"ignores the frequency factors ({site.named(2)})", fix=fix)
 
 
 @at_nodes("ROPE", fix="divide frequencies by rope_freqs.weight; do not multiply", source=SCALING)
 def rope_factors_inverted(site: Site) -> Iterator[Edit]:
     """Frequencies are multiplied by the frequency factors instead of divided."""
     if site.number(2) is not None:
-        yield Edit(with_source(2, lambda n: 1 / n.x(2)), "multiplies frequencies by the frequency factors")
+        fix = f"divide frequencies by {site.named(2)}; do not multiply"
+        yield Edit(with_source(2, lambda n: 1 / n.x(2)), "multiplies frequencies by the frequency factors", fix=fix)
 
 
 @at_nodes("ROPE", fix="rotate only the first rope.dimension_count values of each head", source="mlx-lm#1698")
@@ -136,7 +164,8 @@ def rope_partial_ignored(site: Site) -> Iterator[Edit]:
     """Whole heads are rotated where the model rotates only a part of each."""
     own, width = int(site.ints[DIMS]), site.node.shape[-1]
     if own < width:
-        yield Edit(with_int(p1=width), f"rotates all {width} values of a head; this model rotates {own}")
+        says, fix = f"rotates all {width} values of a head; this model rotates {own}", f"rotate the first {own} alone"
+        yield Edit(with_int(p1=width), says, fix=fix)
 
 
 @at_nodes(
@@ -145,15 +174,17 @@ def rope_partial_ignored(site: Site) -> Iterator[Edit]:
 def rope_partial(site: Site) -> Iterator[Edit]:
     """Only a part of each head is rotated where the model rotates more."""
     own = int(site.ints[DIMS])
+    fix = f"rotate {own} values of each head: rope.dimension_count (key_length where it is missing)"
     for part in (2, 4):
         if own % (2 * part) == 0:
             says = f"rotates the first {own // part} values of a head; this model rotates {own}"
-            yield Edit(with_int(p1=own // part), says, f"1/{part}")
+            yield Edit(with_int(p1=own // part), says, f"1/{part}", fix=fix)
             says = f"rotates the first {own // part // 2} of {own // 2} pairs"
-            yield Edit(_with_factors(np.where(np.arange(own // 2) < own // part // 2, 1.0, np.inf)), says, f"{part}")
+            first = np.arange(own // 2) < own // part // 2
+            yield Edit(_with_factors(np.where(first, 1.0, np.inf)), says, f"{part}", fix=fix)
             exponents = 2 * np.arange(own // part // 2) * (1 / own - 1 / (own // part))
             kept = _with_factors(float(site.floats[BASE]) ** exponents)  # the frequencies of all pairs
-            yield Edit(after(kept, with_int(p1=own // part)), says, f"{part} narrow")
+            yield Edit(after(kept, with_int(p1=own // part)), says, f"{part} narrow", fix=fix)
 
 
 def _with_factors(factors: Array) -> Alter:
@@ -182,7 +213,9 @@ def rope_position(site: Site) -> Iterator[Edit]:
 
 
 @at_nodes(
-    "ROPE", fix="in decode steps go on counting where the prompt ended", source="tiny-llm#46, onnxruntime-genai#2354"
+    "ROPE",
+    fix="in decode steps, and in every batch, go on counting where the one before ended",
+    source="tiny-llm#46, onnxruntime-genai#2354",
 )
 def rope_position_restarted(site: Site) -> Iterator[Edit]:
     """Positions are wrong in decode steps: they restart at 0, stand still, or lag by one."""
@@ -265,7 +298,13 @@ def qk_permuted(site: Site) -> Iterator[Edit]:
         way = "Hugging Face's order (halves)" if to_halves else "GGUF's order (pairs)"
         says = f"has the rows of each head permuted into {way}; right only if RoPE rotates that layout"
         says = f"{says}; the bias is not permuted" if biased else says
-        yield Edit(gives(partial(_by_heads, dim, to_halves)), says, f"{to_halves}{' bias' * biased}")
+        other = (
+            "pairs (2i, 2i+1)"
+            if int(np.frombuffer(rope.params, np.int32)[MODE]) & NEOX
+            else f"halves (i, i+{dim // 2})"
+        )
+        fix = f"leave the rows as the file has them, unless RoPE then rotates {other}"
+        yield Edit(gives(partial(_by_heads, dim, to_halves)), says, f"{to_halves}{' bias' * biased}", fix=fix)
 
 
 def _by_heads(dim: int, to_halves: bool, x: Array) -> Array:

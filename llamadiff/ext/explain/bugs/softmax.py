@@ -27,7 +27,9 @@ def _n(site: Site) -> int:
     return len(site.case.run.tokens)
 
 
-@at_nodes("SOFT_MAX", fix="scale scores by 1/sqrt(head size), once", source="llama.cpp#13951")
+@at_nodes(
+    "SOFT_MAX", fix="scale scores by the model's factor, mostly 1/sqrt(head size), once", source="llama.cpp#13951"
+)
 def attention_scale(site: Site) -> Iterator[Edit]:
     """The attention scale is missing, applied twice, or of the wrong size: d_model, or d_model / kv heads."""
     if not _is_attention(site):
@@ -42,16 +44,25 @@ def attention_scale(site: Site) -> Iterator[Edit]:
     }  # fmt: skip
     for says, value in others.items():
         if abs(value - own) > 1e-6 * own:
-            yield Edit(with_float(p0=value), f"{says}: {value:.5g} for {own:.5g}", says)
+            yield Edit(with_float(p0=value), f"{says}: {value:.5g} for {own:.5g}", says, fix=_scale_fix(own))
 
 
-@at_nodes("SOFT_MAX", fix="scale scores by 1/sqrt(head size), once", source="llama.cpp#13951", general=True)
+def _scale_fix(own: float) -> str:
+    return f"scale scores by {own:.5g}, once"
+
+
+@at_nodes(
+    "SOFT_MAX",
+    fix="scale scores by the model's factor, mostly 1/sqrt(head size), once",
+    source="llama.cpp#13951",
+    general=True,
+)
 def attention_scale_other(site: Site) -> Iterator[Constant]:
     """The attention scale is some other number."""
     if _is_attention(site):
         own = float(site.floats[0])
         familiar = tuple(value for value in SCORE_SCALE.familiar if not math.isclose(value, own, rel_tol=1e-6))
-        yield Constant(lambda value: with_float(p0=value), SCORE_SCALE, own, familiar)
+        yield Constant(lambda value: with_float(p0=value), SCORE_SCALE, own, familiar, fix=_scale_fix(own))
 
 
 @at_nodes("SOFT_MAX", fix="hide keys at later positions than the query's")
@@ -106,11 +117,17 @@ def window_ignored(site: Site) -> Iterator[Edit]:
     """The sliding window is ignored, or is that of other layers: keys are seen from too far back, or from too near."""
     seen = _window(site)
     if seen:
-        says = "ignores this layer's sliding window: it sees every key before it"
-        yield Edit(_masked(_n(site), lambda q, k: k <= q), says, "ignored")
+        says, fix = "ignores this layer's sliding window: it sees every key before it", _window_fix(seen)
+        yield Edit(_masked(_n(site), lambda q, k: k <= q), says, "ignored", fix=fix)
         for width in (seen - 1, seen + 1):
             says = f"looks back over {width} keys; this layer's window has {seen}"
-            yield Edit(_windowed(_n(site), width), says, f"{width - seen:+d}")
+            yield Edit(_windowed(_n(site), width), says, f"{width - seen:+d}", fix=fix)
+
+
+def _window_fix(seen: int | None) -> str:
+    return (
+        f"let a query see the last {seen} keys" if seen else "let a query see every key up to its own: no window here"
+    )
 
 
 @at_nodes(
@@ -125,7 +142,7 @@ def window_applied(site: Site) -> Iterator[Edit]:
     own = f"this layer's window has {seen}" if seen else "this layer has no window"
     for width in range(1, min(_n(site), 256)) if seen is not None else ():
         says = f"sees no more than {width} keys; {own}"
-        yield Edit(_windowed(_n(site), width), says, f"{width}")
+        yield Edit(_windowed(_n(site), width), says, f"{width}", fix=_window_fix(seen))
 
 
 @at_nodes("SOFT_MAX", fix="add slope(head) * (key - query) to the scaled scores")
@@ -167,7 +184,8 @@ def sinks_ignored(site: Site) -> Iterator[Edit]:
     if site.weight(2):
         for name, relative in site.others(site.weight(2)):
             if "sinks" in name:
-                yield Edit(with_weight(site, 2, name), f"uses {name} for {site.weight(2)}", relative)
+                fix = f"count {site.weight(2)} in the softmax's sum"
+                yield Edit(with_weight(site, 2, name), f"uses {name} for {site.weight(2)}", relative, fix=fix)
 
 
 @at_nodes("SOFT_MAX", fix="take the softmax over keys, the last axis")

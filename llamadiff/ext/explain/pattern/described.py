@@ -11,7 +11,7 @@ from llamaref.config import Rope
 from numpy.typing import NDArray
 
 from llamadiff.ext.explain.pattern import instead, places
-from llamadiff.ext.explain.pattern.deviation import Deviation
+from llamadiff.ext.explain.pattern.deviation import Deviation, finite_facts
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.fact import Fact
 from llamadiff.judge.lanes import Lane, Source
@@ -67,4 +67,4 @@ WHERE = (places.first_token, places.tokens, places.growth, places.heads, places.
 
 def profile(d: Deviation) -> tuple[Fact, ...]:
     """What the values are instead of the right ones, and where they are wrong; the telling facts first."""
-    return tuple(fact for facts in (*INSTEAD, *WHERE) for fact in facts(d))
+    return finite_facts(fact for facts in (*INSTEAD, *WHERE) for fact in facts(d))

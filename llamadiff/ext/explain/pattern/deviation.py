@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,8 +12,8 @@ import numpy as np
 from llamaref.config import Rope
 from numpy.typing import NDArray
 
-from llamadiff.judge.fact import runs_of
-from llamadiff.trace.taps import Tap
+from llamadiff.judge.fact import Fact, runs_of
+from llamadiff.trace.taps import BY_WORD, Tap
 
 Array = NDArray[Any]
 
@@ -21,6 +22,7 @@ LEFT = 0.01  # of an error, that what explains it may leave
 ODD = 0.5  # of an error's rms, that it may leave of one value
 MERGED = ("head*dim", "kv_head*dim")
 SHOWN = 5  # numbers, or runs of them, that a fact lists
+PART_WORDS = {"used": "chosen expert"}  # what an axis runs over, where its name is no noun
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,16 @@ class Deviation:
         if self.dim and len(shape) == 2 and names[-1] in MERGED and shape[-1] % self.dim == 0:
             return (*names[:-1], *names[-1].split("*")), (shape[0], shape[1] // self.dim, self.dim)
         return names, shape
+
+    @cached_property
+    def part(self) -> str:
+        """What one entry of the axis after the rows is: a head, an expert; a channel where that is the last."""
+        own, known = self.tap.kind.axes, BY_WORD.get(self.tap.kind.word)
+        axes = known.axes if known is not None and len(known.axes) == len(own) else own  # a graph's are numbers
+        names = [name for i, name in enumerate(axes) if i != self.tap.row_axis]
+        if len(names) < 2:
+            return "channel"
+        return PART_WORDS.get(names[0], "part" if names[0].isdecimal() else names[0].split("_")[-1])
 
     @cached_property
     def finite(self) -> bool:
@@ -79,6 +91,17 @@ class Deviation:
         left, error, n = float(rest.sum()), float(self.error.sum()), rest.size
         size = min(float(np.square(x).sum()) for x in (self.expected, values))
         return left <= may_leave * error and left <= SAME * size and float(rest.max()) <= ODD**2 * error / n
+
+
+def finite_facts(facts: Iterable[Fact]) -> tuple[Fact, ...]:
+    """Those whose values are numbers: what is not finite says nothing."""
+    return tuple(f for f in facts if all(math.isfinite(v) for v in f.values if isinstance(v, float)))
+
+
+def factor(value: float) -> str:
+    """A factor with four digits, or with four of what it differs from one by."""
+    places = 3 - math.floor(math.log10(abs(value - 1))) if 0 < abs(value - 1) < 0.1 else 0
+    return f"{value:.{places}f}".rstrip("0") if places else f"{value:.4g}"
 
 
 def numbered(numbers: Iterable[int]) -> str:

@@ -5,7 +5,6 @@ Of all of a tap; or of some channels or heads of it, where the others are right.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from llamaref import ops
 from numpy.typing import NDArray
 
-from llamadiff.ext.explain.pattern.deviation import LEFT, SAME, Deviation, are, counted, listed
+from llamadiff.ext.explain.pattern.deviation import LEFT, SAME, Deviation, are, counted, factor, listed
 from llamadiff.ext.file.orders import order_in_words
 from llamadiff.judge.fact import Fact
 from llamadiff.numerics import metrics
@@ -111,10 +110,10 @@ def factors(d: Deviation) -> Iterator[Fact]:
         if found is None or not d.explained_by(found * d.expected, EVERYWHERE if kind == "ratio" else LEFT):
             continue
         low, high = float(found.min()), float(found.max())
-        says = f"each {whose} has a factor of its own, from {low:.4g} to {high:.4g}"
+        says = f"each {whose} has a factor of its own, from {factor(low)} to {factor(high)}"
         if kind == "ratio":
-            says = f"it is {_precisely(low)} times what it should be, everywhere"
-        yield Fact(kind, says, tuple(float(factor) for factor in found.flat))
+            says = f"it is {factor(low)} times what it should be, everywhere"
+        yield Fact(kind, says, tuple(map(float, found.flat)))
         return
 
 
@@ -125,7 +124,7 @@ def _sharing(d: Deviation) -> Iterator[tuple[tuple[int, ...], str, str]]:
     if len(d.recorded) > 1 and d.recorded[0].size > 1:
         yield axes[1:], "row factor", "token"
     if d.recorded.ndim == 3 and d.recorded.shape[1] > 1 and d.recorded.shape[2] > 2:
-        yield axes[2:], "head factor", "head of each token"
+        yield axes[2:], "head factor", f"{d.part} of each token"
 
 
 def _quotients(d: Deviation, axes: tuple[int, ...]) -> Array | None:
@@ -134,12 +133,6 @@ def _quotients(d: Deviation, axes: tuple[int, ...]) -> Array | None:
     if not size.all():
         return None
     return np.asarray((d.recorded * d.expected).sum(axis=axes, keepdims=True) / size)
-
-
-def _precisely(factor: float) -> str:
-    """A factor with four digits of what it differs from one by."""
-    places = 3 - math.floor(math.log10(abs(factor - 1))) if 0 < abs(factor - 1) < 0.1 else 0
-    return f"{factor:.{places}f}" if places else f"{factor:.4g}"
 
 
 def shifts(d: Deviation) -> Iterator[Fact]:
@@ -204,10 +197,9 @@ def parts(d: Deviation) -> Iterator[Fact]:
     region = np.zeros(d.bad.shape, bool)
     region[np.ix_(d.bad_rows, flags)] = True
     whose = f" in {counted('token', rows)}" if len(rows) < len(d.bad) else ""
-    what = "head" if d.bad.ndim == 3 else "channel"
-    said = _values(d, region, what, wrong)
+    said = _values(d, region, d.part, wrong)
     if said is not None:
-        says = f"{counted(what, wrong)} {said.says}{whose}"
+        says = f"{counted(d.part, wrong)} {said.says}{whose}"
         yield Fact(said.kind, says, (len(rows), *rows, *wrong, *said.values))
 
 
@@ -216,10 +208,10 @@ def _values(d: Deviation, region: Array, what: str, wrong: list[int]) -> Fact | 
     if not d.recorded[region].any():
         return Fact("part zero", f"{are(wrong)} all zero") if d.expected[region].any() else None
     right, found = d.expected[region], d.recorded[region]
-    factor = float((right * found).sum() / max(float(np.square(right).sum()), 1e-300))
-    if factor and d.explained_by(np.where(region, factor * d.expected, d.expected)):
+    times = float((right * found).sum() / max(float(np.square(right).sum()), 1e-300))
+    if times and d.explained_by(np.where(region, times * d.expected, d.expected)):
         they = "they" if len(wrong) > 1 else "it"
-        return Fact("part factor", f"{are(wrong)} {factor:.4g} times what {they} should be", (factor,))
+        return Fact("part factor", f"{are(wrong)} {factor(times)} times what {they} should be", (times,))
     step = _shift(d, wrong)
     if step:
         values = np.where(region, np.roll(d.expected, step, axis=1), d.expected)

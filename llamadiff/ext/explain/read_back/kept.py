@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from llamadiff.ext.explain.pattern.deviation import counted
+from llamadiff.ext.explain.pattern.deviation import counted, factor
 from llamadiff.ext.explain.read_back.observed import Array, sole
 from llamadiff.judge.fact import Fact
 
@@ -72,11 +72,11 @@ def _factors(side: str, rows: Array, made: Callable[[Array], Array], error: Arra
     for axis, what in ((1, "head"), (2, "channel"), (0, "row")):
         more = _solved([made(each) for each in _parts(rows, axis)], error)
         places = np.flatnonzero(more)
-        factor = sole(1 + more[places], NEAR)
-        if factor is not None:
-            says = f"it reads {side}'s {counted(what, places)} times {factor:.4g}"
-            changes = np.where(more != 0, factor, 1.0)
-            yield rows * _along(axis, changes), Fact(f"{side} {what} factor", says, (factor, *map(int, places)))
+        times = sole(1 + more[places], NEAR)
+        if times is not None:
+            says = f"it reads {side}'s {counted(what, places)} times {factor(times)}"
+            changes = np.where(more != 0, times, 1.0)
+            yield rows * _along(axis, changes), Fact(f"{side} {what} factor", says, (times, *map(int, places)))
 
 
 def _beside(side: str, rows: Array, made: Callable[[Array], Array], error: Array) -> Rows:

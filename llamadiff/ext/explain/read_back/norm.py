@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llamadiff.ext.explain.pattern.deviation import counted, numbered
+from llamadiff.ext.explain.pattern.deviation import counted, factor, numbered
 from llamadiff.ext.explain.read_back.observed import (
     IN_16_BITS,
     LEFT,
@@ -318,5 +318,5 @@ def _apart(n: Normed, divisor: Array, epsilon: float) -> Readings:
     if alike or len(times) != len(n.o.recorded):  # one factor, rows that are right, or heads
         return
     low, high = float(times.min()), float(times.max())
-    says = f"each row is divided by another size than its own, from {low:.4g} to {high:.4g} times the right one"
+    says = f"each row is divided by another size than its own, from {factor(low)} to {factor(high)} times the right one"
     yield None, Fact("row sizes", says, tuple(float(each) for each in times))

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from llamadiff.ext.explain.pattern.deviation import SHOWN
+from llamadiff.ext.explain.pattern.deviation import SHOWN, factor
 from llamadiff.ext.explain.read_back.observed import (
     Array,
     Facts,
@@ -166,10 +166,12 @@ def _scaled_inputs(p: Multiplied) -> Readings:
                 continue
             one, which = sole(factors, CLOSE), f"inputs {start} to {start + size - 1}"
             if one is not None:
-                says = f"the weights of {which} count {1 + one:.4g} times"
+                says = f"the weights of {which} count {factor(1 + one)} times"
                 yield part * one, Fact("inputs scaled", says, (1 + one, start, size))
             low, high = 1 + factors.min(), 1 + factors.max()
-            says = f"the weights of {which} have another scale in each output, from {low:.4g} to {high:.4g} times"
+            says = (
+                f"the weights of {which} have another scale in each output, from {factor(low)} to {factor(high)} times"
+            )
             yield part * factors, Fact("inputs scaled", says, (float(low), float(high), start, size))
 
 
@@ -232,7 +234,8 @@ def _order(order: Array) -> str:
         if (order.reshape(-1, size) - np.arange(0, len(order), size)[:, None] == each).all():
             runs = runs_of(each)
             if len(runs) <= SHOWN:
-                return f"of each block of {size}, {', '.join(f'{run[0]} to {run[-1]}' for run in runs)}"
+                said = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+                return f"of each block of {size}, {', '.join(said)}"
     return order_in_words(order, "input")
 
 

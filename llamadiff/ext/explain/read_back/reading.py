@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from llamadiff.ext.explain.case import Case, NotRecordedError
-from llamadiff.ext.explain.pattern.deviation import numbered
+from llamadiff.ext.explain.pattern.deviation import finite_facts, numbered
 from llamadiff.ext.explain.read_back.activation import activation
 from llamadiff.ext.explain.read_back.attention import attention
 from llamadiff.ext.explain.read_back.lookup import lookup
@@ -46,7 +46,9 @@ def read_back(case: Case, in_graph: Case, shown: Callable[[Array], float] | None
     try:
         with np.errstate(all="ignore"):
             observed = Observed.of(case, in_graph, shown)
-            return tuple(first_told((in_steps, reader, added_up), observed)) if observed is not None else ()
+            if observed is None or not observed.recorded.any():  # of zeros, nothing tells how they came about
+                return ()
+            return finite_facts(first_told((in_steps, reader, added_up), observed))
     except (NotRecordedError, np.linalg.LinAlgError):
         return ()
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from llamadiff.ext.explain.pattern.deviation import counted, listed
+from llamadiff.ext.explain.pattern.deviation import counted, factor, listed
 from llamadiff.ext.explain.read_back.observed import IN_16_BITS, LEFT, Array, Facts, Observed, sole, strictly
 from llamadiff.ext.file.orders import order_in_words
 from llamadiff.judge.fact import Fact, runs_of
@@ -155,13 +155,13 @@ def _whose(t: Turned) -> str:
 def _lengths(t: Turned) -> Facts:
     """Pairs that come out longer or shorter, by one factor at every position."""
     factors = np.abs(t.table) / np.abs(t.right_table)
-    factor = np.median(factors, axis=0)
-    if np.abs(factors - factor).max() > ALIKE:
+    middle = np.median(factors, axis=0)
+    if np.abs(factors - middle).max() > ALIKE:
         return
-    for pairs, value in _stretches(factor):
-        which = "all pairs" if len(pairs) == len(factor) else _named(pairs)
+    for pairs, value in _stretches(middle):
+        which = "all pairs" if len(pairs) == len(middle) else _named(pairs)
         come = "comes" if len(pairs) == 1 else "come"
-        says = f"{which} {come} out {value:.4g} times as long as {_they(pairs)} should{_whose(t)}"
+        says = f"{which} {come} out {factor(value)} times as long as {_they(pairs)} should{_whose(t)}"
         yield Fact("pair lengths", says, (int(pairs[0]), int(pairs[-1]), value))
 
 
@@ -185,6 +185,8 @@ def _they(pairs: Sequence[int]) -> str:
 def _angles(t: Turned) -> Facts:
     """What explains the angles: the tokens' positions, or the pairs' frequencies."""
     length = np.abs(t.table)
+    if (length < UNMOVED * length.max()).any():  # what is zero has no angle
+        return
     turns = t.table / np.maximum(length, 1e-300)
     if np.abs(turns - t.right_table / np.abs(t.right_table)).max() < 1e-5:
         return
@@ -222,7 +224,9 @@ def _told_positions(t: Turned, positions: Array) -> Facts:
     times = sole(positions[there] / t.positions[there], ALIKE) if there.any() else None
     heads = f" of {counted('head', t.heads)}" if _whose(t) else ""
     if times is not None and abs(positions[~there]).max(initial=0.0) < WHOLE:
-        says = f"the rows{heads} are rotated by their positions times {times:.4g}"
+        says = f"the rows{heads} are rotated by their positions times {factor(times)}"
+        if abs(times) < ALIKE:
+            says = f"the rows{heads} are not rotated"
         yield Fact("times position", says, (times, *map(int, t.heads)))
     else:
         whole = [int(p) if p == int(p) else float(f"{p:.4g}") for p in np.round(positions, 3)]
@@ -294,7 +298,7 @@ def _told_frequencies(t: Turned, found: Array, length: Array) -> Facts:
             many = f"the frequenc{'ies' if len(pairs) > 1 else 'y'} of {_named(pairs)}"
             which = "all frequencies" if len(pairs) == len(right) else many
             are = "are" if len(pairs) > 1 else "is"
-            says = f"{which} {are} {value:.4g} times what {_they(pairs)} should be{_whose(t)}"
+            says = f"{which} {are} {factor(value)} times what {_they(pairs)} should be{_whose(t)}"
             yield Fact("frequencies", says, (pairs[0], pairs[-1], value))
         return
     pairs = [int(i) for i in np.flatnonzero(np.abs(found / right - 1) > ALIKE)]

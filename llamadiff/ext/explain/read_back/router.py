@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llamadiff.ext.explain.pattern.deviation import counted, numbered
+from llamadiff.ext.explain.pattern.deviation import counted, factor, numbered
 from llamadiff.ext.explain.read_back.observed import Facts, Observed, factor_of, sole
 from llamadiff.judge.fact import Fact
 
@@ -42,7 +42,7 @@ def share(o: Observed) -> Facts:
     if more is not None and abs(more) > 1e-3 and o.fits(x / (total + more)[:, None]):
         yield Fact("divided by", f"weights are divided by their sum plus {more:.4g}", (more,))
     elif times is not None:
-        yield Fact("multiplied", f"weights are multiplied by {times:.4g}, whatever their sum", (times,))
+        yield Fact("multiplied", f"weights are multiplied by {factor(times)}, whatever their sum", (times,))
 
 
 def mixture(o: Observed) -> Facts:
@@ -57,6 +57,6 @@ def mixture(o: Observed) -> Facts:
     times = [sole(found[:, j] / weights[:, j], 1e-3) for j in range(weights.shape[1])]
     said = [time for time in times if time is not None]
     if len(said) == len(times):
-        values = ", ".join(f"{time:.4g}" for time in said)
+        values = ", ".join(map(factor, said))
         says = f"the chosen experts count {values} times as much as their weights"
         yield Fact("expert counts", says, tuple(said))

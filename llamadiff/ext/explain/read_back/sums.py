@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from llamadiff.ext.explain.case import NotRecordedError
+from llamadiff.ext.explain.pattern.deviation import factor
 from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, Readings, first_fit, only_run
 from llamadiff.judge.fact import Fact
 
@@ -80,4 +81,4 @@ def _made_of(o: Observed, terms: Mapping[str, Array], where: Array, words: str, 
 
 
 def _term(name: str, count: float) -> str:
-    return name if abs(count - 1) < PLAIN else f"{count:.4g} {name}"
+    return name if abs(count - 1) < PLAIN else f"{factor(count)} {name}"

@@ -23,13 +23,14 @@ Change = Callable[[Array], Array]  # the bytes of a field [n, bytes] -> what is 
 class Misreading:
     """A way to misread blocks: as a clause, the values that it gives, and the mistake's name.
 
-    ``variant`` tells it from the others of a known bug.
+    ``variant`` tells it from the others of a known bug; ``fix`` is what to do, where that is not all that bug's.
     """
 
     says: str
     read: Misread
     variant: str = ""
     cause: str = ""
+    fix: str = ""
 
 
 Readings = Callable[[str, int], Iterator[Misreading]]  # a type, blocks in a row -> the ways to misread it

@@ -89,17 +89,20 @@ def quants_offset(kind: str, _: int) -> Iterator[Misreading]:
     offset = {"Q4_0": 8, "Q5_0": 16, "Q6_K": 32, "Q3_K": 4}.get(kind)
     if offset is not None:
         says = f"does not subtract {offset} from {kind}'s quants"
-        yield Misreading(says, lambda b, decode: decode(b) - _zero_quants(kind, b, decode), "offset")
+        fix = f"subtract {offset} from {kind}'s quants before they are scaled"
+        yield Misreading(says, lambda b, decode: decode(b) - _zero_quants(kind, b, decode), "offset", fix=fix)
     if kind == "Q4_0":
         says = "takes Q4_0's nibbles for two's complement; they count from -8"
-        yield Misreading(says, with_field(kind, "qs", lambda qs: qs ^ 0x88), "signed")
+        fix = "read nibbles as 0 to 15, and subtract 8"
+        yield Misreading(says, with_field(kind, "qs", lambda qs: qs ^ 0x88), "signed", fix=fix)
     if kind == "Q8_0":
 
         def unsigned(blocks: Array, decode: Decode) -> Array:
             negative = blocks[:, field_of("Q8_0", "qs")] >= 128
             return decode(blocks) + np.float32(256) * negative * half_at(blocks, field_of("Q8_0", "d"))
 
-        yield Misreading("reads Q8_0's quants as unsigned bytes", unsigned, "unsigned")
+        fix = "read Q8_0's quants as signed bytes"
+        yield Misreading("reads Q8_0's quants as unsigned bytes", unsigned, "unsigned", fix=fix)
 
 
 def _zero_quants(kind: str, blocks: Array, decode: Decode) -> Array:
@@ -119,18 +122,21 @@ def high_bits_ignored(kind: str, _: int) -> Iterator[Misreading]:
 
 
 @block_bug(
-    fix="bit j of qh belongs to value j of the low half, bit j + 16 to the high half",
+    fix="take each value's high bits from its own place in qh, which differs by type",
     source="aprender#199, mlx#3664",
 )
 def high_bits_misplaced(kind: str, _: int) -> Iterator[Misreading]:
     """The quants' high bits go to the wrong values."""
+    fix = "byte j of qh has bit i of value 32 * i + j"
     if kind in ("Q5_0", "Q5_1"):
+        fix = "bit j of qh belongs to value j of the low half, bit j + 16 to the high half"
         changes: dict[str, Change] = {
             "takes the first 16 high bits for both halves": first_half_twice,
             "swaps the high bits of the two halves": halves_swapped,
             "takes high bits two by two": _two_by_two,
         }
     elif kind in WITH_HIGH_BITS:
+        fix = "byte j of qh has the bits 2 i and 2 i + 1 of value 32 * i + j" if kind == "Q6_K" else fix
         changes = {
             "swaps the two halves of the high bits": halves_swapped,
             "reads the high bits from the other end of the byte": parts_reversed(2 if kind == "Q6_K" else 1),
@@ -138,7 +144,7 @@ def high_bits_misplaced(kind: str, _: int) -> Iterator[Misreading]:
     else:
         return
     for says, change in changes.items():
-        yield Misreading(f"{says} ({kind})", with_field(kind, "qh", change), says)
+        yield Misreading(f"{says} ({kind})", with_field(kind, "qh", change), says, fix=fix)
 
 
 def _two_by_two(qh: Array) -> Array:

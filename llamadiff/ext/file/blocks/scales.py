@@ -34,28 +34,34 @@ def minima_wrong(kind: str, _: int) -> Iterator[Misreading]:
     if kind not in WITH_MINIMA:
         return
     m, d = field_of(kind, "m"), field_of(kind, "d")
-    sign = "adds" if kind.endswith("K") else "subtracts"
-    flip = np.array([0, 0x80], np.uint8)
-    yield Misreading(f"ignores {kind}'s minima", with_field(kind, "m", zero), "none")
-    yield Misreading(
-        f"{sign} {kind}'s minima instead of the opposite", with_field(kind, "m", lambda field: field ^ flip), "sign"
-    )
-    yield Misreading(
-        f"swaps {kind}'s scale and minimum",
-        lambda b, decode: decode(changed(changed(b, m, b[:, d]), d, b[:, m])),
-        "swapped",
-    )
+    does, needs = ("adds", "subtract") if kind.endswith("K") else ("subtracts", "add")
+    flip, fix = np.array([0, 0x80], np.uint8), f"{needs} {kind}'s minima"
+    yield Misreading(f"ignores {kind}'s minima", with_field(kind, "m", zero), "none", fix=fix)
+    negative = with_field(kind, "m", lambda field: field ^ flip)
+    yield Misreading(f"{does} {kind}'s minima instead of the opposite", negative, "sign", fix=fix)
+    swapped: Misread = lambda b, decode: decode(changed(changed(b, m, b[:, d]), d, b[:, m]))  # noqa: E731
+    fix = "the scale d comes first, the minimum after it"
+    yield Misreading(f"swaps {kind}'s scale and minimum", swapped, "swapped", fix=fix)
 
 
-@block_bug(fix="unpack the six-bit scales as ggml's get_scale_min_k4 does", source="aprender#199, mlx#3664")
+SIX_BITS = "unpack six-bit scales and minima, one of each for 32 values, as ggml's get_scale_min_k4 does"
+RIGHT_SCALES = {
+    "Q4_K": SIX_BITS, "Q5_K": SIX_BITS, "Q6_K": "read scales as signed bytes, one for 16 values",
+    "Q2_K": "take a scale from each low nibble, a minimum from the high one: both are of 16 values",
+    "Q3_K": "unpack six-bit scales, four low and two high bits each, and subtract 32",
+}  # fmt: skip
+
+
+@block_bug(fix="unpack the scales as ggml's dequantize_row of the type does", source="aprender#199, mlx#3664")
 def scales_misread(kind: str, _: int) -> Iterator[Misreading]:
     """The K-quants' packed scales are unpacked wrongly: upper bits, order, sign, offset."""
+    fix = RIGHT_SCALES.get(kind, "")
     for says, change in SCALE_MISTAKES.get(kind, {}).items():
-        yield Misreading(f"{says} ({kind})", with_field(kind, "scales", change), says)
+        yield Misreading(f"{says} ({kind})", with_field(kind, "scales", change), says, fix=fix)
     if kind == "Q6_K":
-        yield Misreading("reads Q6_K's scales as unsigned bytes", _unsigned, "unsigned")
+        yield Misreading("reads Q6_K's scales as unsigned bytes", _unsigned, "unsigned", fix=fix)
     if kind == "Q3_K":
-        yield Misreading("does not subtract 32 from Q3_K's scales", _biased, "offset")
+        yield Misreading("does not subtract 32 from Q3_K's scales", _biased, "offset", fix=fix)
 
 
 def unpacked(s: Array) -> tuple[Array, Array]:
@@ -158,7 +164,7 @@ def _bytes(value: float) -> Array:
     return np.frombuffer(np.float16(value).tobytes(), np.uint8)
 
 
-@block_bug(fix="multiply by the block's scale d")
+@block_bug(fix="read the block's scale d as float16, and multiply by it")
 def scale_missing(kind: str, _: int) -> Iterator[Misreading]:
     """The blocks' scale is left out, or read as bfloat16."""
     if kind in WHOLE_NUMBERS:
@@ -174,11 +180,14 @@ def block_size_wrong(kind: str, per_row: int) -> Iterator[Misreading]:
     if kind not in WHOLE_NUMBERS or per_row < 2:
         return
     n, here = block_sizes(kind)[0], np.arange(per_row)
+    fix = f"scale each {n} values by their own block's d"
     doubled, following, preceding = here // 2 * 2, np.roll(here, -1), np.roll(here, 1)
     says = f"takes every second scale: blocks of {2 * n} for {n} ({kind})"
-    yield Misreading(says, _scaled_by(kind, doubled), "double")
-    yield Misreading(f"scales each {kind} block by the next one's scale", _scaled_by(kind, following), "next")
-    yield Misreading(f"scales each {kind} block by the one before's scale", _scaled_by(kind, preceding), "previous")
+    yield Misreading(says, _scaled_by(kind, doubled), "double", fix=fix)
+    says = f"scales each {kind} block by the next one's scale"
+    yield Misreading(says, _scaled_by(kind, following), "next", fix=fix)
+    says = f"scales each {kind} block by the one before's scale"
+    yield Misreading(says, _scaled_by(kind, preceding), "previous", fix=fix)
 
 
 def _scaled_by(kind: str, order: Array) -> Misread:

@@ -69,6 +69,10 @@ def by_times(op: Op, heads: str | None, times: str) -> bool:
     )
 
 
+def unturned(op: Op, heads: str | None) -> bool:
+    return turned(op, np.zeros((len(op.r), len(frequencies(op)))), heads_of(op, heads))
+
+
 def by_frequencies(op: Op, found: Array, heads: str | None = None) -> bool:
     return turned(op, np.arange(len(op.r))[:, None] * found, heads_of(op, heads))
 
