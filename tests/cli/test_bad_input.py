@@ -103,6 +103,8 @@ class Cli:
             environment.pop(name, None)
         words = [arg if isinstance(arg, bytes) else str(arg).encode("utf-8", "surrogateescape") for arg in args]
         before = ["sh", "-c", f'{shell}; exec "$@"', "sh"] if shell else []
+        if shell:  # where there is room for little, Python keeps bytecode that is cut off, and every later run fails
+            environment["PYTHONDONTWRITEBYTECODE"] = "1"
         child = subprocess.Popen(
             [*before, COMMAND, *words], cwd=cwd or self.folder, env=environment, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.explain.budget import Budget
+from llamadiff.ext.explain.part import FEWEST, Part
 from llamadiff.numerics import cpu, metrics
 from llamadiff.numerics.policies import F32
 from llamadiff.numerics.rounding_tap import Carrier
@@ -79,7 +80,7 @@ class Case:
     are the outputs of a product that are looked at (None: all). ``limit`` is the NMSE of a fit, ``slack`` that of a
     harmless one; ``hint`` a constant that fitted elsewhere; ``hurried``: solve for no constants, try the familiar ones.
     ``everywhere``: try bugs in all ops of a kind in a span (True), or in one of them alone (False). ``budget``:
-    no graph is computed again once it is spent.
+    no graph is computed again once it is spent. ``part``: the rows that are looked at (None: all).
     """
 
     run: Recording
@@ -93,6 +94,7 @@ class Case:
     hurried: bool = False
     everywhere: bool | None = None
     budget: Budget | None = None
+    part: Part | None = None
 
     def __getitem__(self, word: str) -> Array:
         """The values of another tap of this layer (or outside the layers): [b, token, ...]."""
@@ -162,6 +164,17 @@ class Case:
         error, size = metrics.row_errors(self.compared(other), self.compared(x), self.tap.row_axis)
         return float(metrics.ratio(float(error.sum()), float(size.sum())))
 
+    def part_of(self, x: Array) -> Part | None:
+        """The rows in which a result [b, token, ...] is not what was recorded, where it is in others."""
+        errors = self.errors_of_rows(x)
+        wide = self.compared(x[0]).size // max(1, len(errors))
+        found = Part.of(errors, self.run.n_prefill)
+        return found if found is not None and len(found.rows) * wide >= FEWEST else None
+
+    def errors_of_rows(self, x: Array) -> Array:
+        """Each row's sum of squared errors, under the arithmetic that fits it best."""
+        return np.asarray(np.min([error for error, _ in self._row_errors(x)], axis=0))
+
     def first_wrong(self, x: Array) -> int:
         """The first row that no result [b, token, ...] gives; the number of rows if there is none."""
         wrong = [error > max(self.limit, TINY) * size for error, size in self._row_errors(x)]
@@ -193,4 +206,5 @@ class Case:
         if self.channels is not None:
             x = x if x.shape[-1] == len(self.channels) else x[..., self.channels]
             mask = None if mask is None else mask[..., self.channels]
-        return metrics.where_known(x, mask, self.tap.name in self.run.relative)
+        x = metrics.where_known(x, mask, self.tap.name in self.run.relative)
+        return x if self.part is None else self.part.alone(x, self.tap.row_axis)

@@ -11,7 +11,7 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.case import Array, Case, NotRecordedError, Recording
 from llamadiff.ext.explain.registry import known_bugs
-from llamadiff.ext.explain.search import Fit, Key, Outcome, replayed, search
+from llamadiff.ext.explain.search import Fit, Key, Outcome, replayed, search, search_part
 from llamadiff.judge.fact import ROUNDINGS, Fact
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
@@ -240,7 +240,7 @@ def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit
     if not (scene.thorough or _short(local)):
         return []
     case = case_of(scene.run, scene.source, tap, local)
-    found = [replayed(case, local.least, fit.key, fit.values) for fit in group.fits]
+    found = [replayed(case, local.least, fit.key, fit.values, part=fit.part) for fit in group.fits]
     return [fit for fit in found if fit is not None]
 
 
@@ -250,7 +250,11 @@ def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outco
     if not scene.by_graph:
         return Outcome(complete=False)
     case = case_of(scene.run, scene.source, tap, local)
-    return search(case, local.least, scene.budget, pairs=first, by_drop=scene.thorough)
+    outcome = search(case, local.least, scene.budget, pairs=first, by_drop=scene.thorough)
+    if outcome.fits or local.span or local.not_finite:
+        return outcome
+    in_part = search_part(case, scene.budget)
+    return in_part if in_part.fits else outcome
 
 
 def _short(local: Local) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.case import Case, NotRecordedError
+from llamadiff.ext.explain.part import Part
 from llamadiff.ext.explain.registry import Bug, Change, Changes, changes_of, known_bugs
 from llamadiff.ext.explain.solve import PROBE, lowest
 from llamadiff.ext.explain.subgraph import Subgraph, subgraph_of
@@ -41,10 +42,11 @@ Key = tuple[tuple[str, str], ...]  # of a fit: bugs and their variants
 
 @dataclass(frozen=True)
 class Fit:
-    """A replay, of one bug or of two on one op, and the NMSE that it leaves."""
+    """A replay, of one bug or of two on one op, and the NMSE that it leaves; ``part``: of these rows alone."""
 
     steps: tuple[Change, ...]
     nmse: float
+    part: Part | None = None
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -62,7 +64,8 @@ class Fit:
 
     @property
     def says(self) -> str:
-        return ", and ".join(step.says for step in self.steps)
+        says = ", and ".join(step.says for step in self.steps)
+        return says if self.part is None else f"{says}, {self.part.words}"
 
     @property
     def harmless(self) -> bool:
@@ -117,6 +120,21 @@ def search(case: Case, right: float, budget: Budget, pairs: bool = True, by_drop
     if not fits and by_drop and base.is_span(case):
         fits = _by_drop(case, base, tried, right)
     return Outcome(fits, tuple(_nearest(tried)), complete=not budget.is_spent)
+
+
+def search_part(case: Case, budget: Budget) -> Outcome:
+    """The same for the rows that are wrong where others are right: what an engine does to these alone."""
+    try:
+        base = subgraph_of(case)
+        right = base.compute(case)
+    except NotRecordedError:
+        return Outcome()
+    part = case.part_of(right)
+    if part is None:
+        return Outcome()
+    case = replace(case, part=part)
+    found = search(case, case.nmse(right), budget, pairs=False).fits
+    return Outcome(tuple(replace(fit, part=part) for fit in found))
 
 
 def _by_drop(case: Case, base: Subgraph, tried: Sequence[Fit], right: float) -> tuple[Fit, ...]:
@@ -192,15 +210,23 @@ def exact_bugs(case: Case) -> Iterator[tuple[Fit, Mapping[int, Alter]]]:
 
 
 def replayed(
-    case: Case, right: float, key: Sequence[tuple[str, str]], hints: Sequence[float | None], leaves: float = EXPLAINS
-) -> Fit | None:
+    case: Case, right: float, key: Sequence[tuple[str, str]], hints: Sequence[float | None], leaves: float = EXPLAINS,
+    part: Part | None = None,
+) -> Fit | None:  # fmt: skip
     """The same fit at another tap: None if it does not fit there. ``leaves``: how much of the error it may leave."""
-    case = _with_limits(case, right, leaves)
     try:
         base = _right(case, right)
+        errors = case.errors_of_rows(base.compute(case))
     except NotRecordedError:
         return None
+    if part is not None:
+        if not part.is_in(errors):
+            return None
+        case = replace(case, part=part)
+        right = case.nmse(base.compute(case))
+    case = _with_limits(case, right, leaves)
     found = _chain(case, base, key, hints)
+    found = None if found is None else replace(found, part=part)
     return found if found is not None and found.nmse <= _allowed(case, found) else None
 
 

@@ -93,7 +93,7 @@ add(
 add(
     "K's norm left out at the first token",
     "Kcur_normed-0",
-    "it is left out in token 0: its input goes on",
+    "is left out: its input comes out as it is, for token 0 alone",
     {"norm": without_first},
     model="qwen3",
 )
@@ -118,7 +118,7 @@ add(
 add(
     "K a position late",
     "Kcur_rope-0",
-    "the rows are rotated by the positions 2 times 0, then 1 to 10",
+    "rotates by the position - 1; positions count from 0, from token 1 on alone",
     {"rotated": k_late},
 )
 add(

@@ -46,9 +46,9 @@ class Judged:
         return self.comparison.leading.tap if self.comparison.leading else None
 
     @property
-    def causes(self) -> list[str]:
-        """The known bugs that are said to explain it."""
-        return [cause.name for d in self.comparison.diagnosis if d.tap == self.tap for cause in d.causes]
+    def causes(self) -> tuple[str, ...]:
+        """What known bugs are said to have done, in these words."""
+        return tuple(cause.says for d in self.comparison.diagnosis if d.tap == self.tap for cause in d.causes)
 
     @property
     def false(self) -> list[str]:

@@ -24,6 +24,11 @@ from llamadiff.numerics.types import HALVES
 LARGEST = 65504.0  # of float16
 
 
+def overflowing(x: Array) -> Array:
+    """Values that are Inf from float16's largest on, and else as they are."""
+    return np.asarray(np.where(np.abs(x) > LARGEST, np.copysign(np.inf, x), x), x.dtype)
+
+
 @at_nodes(ANY, fix="keep this tensor in float32 or bfloat16: float16 ends at 65504", source="sglang#27540")
 def overflow_in_half(site: Site) -> Iterator[Edit]:
     """Values overflow float16: they are Inf from 65504 on."""
@@ -33,6 +38,7 @@ def overflow_in_half(site: Site) -> Iterator[Edit]:
     if np.nanmax(np.abs(recorded), initial=0.0) >= LARGEST or not np.isfinite(recorded).all():
         says = f"overflows float16: values beyond {LARGEST:.0f} are Inf"
         yield Edit(gives(round_f16), says, "inf")
+        yield Edit(gives(overflowing), says, "overflow alone")
         yield Edit(gives(clipped), f"is clipped to float16's largest value, {LARGEST:.0f}", "clipped")
 
 

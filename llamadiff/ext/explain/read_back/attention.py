@@ -15,9 +15,9 @@ import numpy as np
 from llamadiff.ext.explain.alter import moved_on
 from llamadiff.ext.explain.case import NotRecordedError
 from llamadiff.ext.explain.pattern.deviation import SAME, counted, listed
-from llamadiff.ext.explain.read_back.kept import changed
+from llamadiff.ext.explain.read_back.kept import NONE, changed, pages
 from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, Readings, first_fit
-from llamadiff.ext.explain.read_back.rope import complex_pairs, turned_by
+from llamadiff.ext.explain.read_back.rope import complex_pairs, real_pairs, turned_by
 from llamadiff.judge.fact import Fact
 from llamadiff.trace.taps import Tap
 
@@ -60,7 +60,7 @@ def attention(o: Observed) -> Facts:
     m = _parts(o)
     if m is None:
         return
-    readings = (_heads, _left_out, _not_rescaled, _turned, _shifted, _rows, _rows_of_heads, _changed)
+    readings = (_heads, _left_out, _not_rescaled, _turned, _shifted, _rows, _rows_of_heads, _pages, _changed)
     yield from first_fit(lambda fits: bool(fits()), *(each(m) for each in readings))
 
 
@@ -68,10 +68,10 @@ def _parts(o: Observed) -> Mixed | None:
     """What was mixed; None where the right values are no such mixture."""
     if o.case.tap.kind.word != "kqv_out" or len(o.input_names()) != 2:
         return None
-    p = o.input(0, o.case.run.shape(o.input_names()[0]))
-    tokens, heads = len(o.recorded), len(p)
-    dim = o.recorded.size // (tokens * heads)
-    v = rows_of_v(o.case.values, o.case.layer).reshape(tokens, -1, dim)
+    p = o.input(0, o.shape())
+    heads = len(p)
+    dim = o.recorded.size // (len(o.recorded) * heads)
+    v = rows_of_v(o.case.values, o.case.layer).reshape(len(o.case.run.tokens), -1, dim)
     m = Mixed(o, p, v, np.arange(heads) // max(1, heads // v.shape[1]))
     return m if o.is_right(m.compute()) else None
 
@@ -120,16 +120,11 @@ def _turned(m: Mixed) -> Readings:
         k, turned, v = (complex_pairs(x.reshape(m.v.shape), m.v.shape[-1], in_pairs) for x in (before, after, m.v))
         table = turned_by(k, turned)
         says = "the rows of V that it reads are rotated by their positions, as K's are"
-        yield replace(m, v=_real(v * table[:, None], in_pairs)).fits, Fact("V turned", says, ())
+        yield replace(m, v=real_pairs(v * table[:, None], in_pairs)).fits, Fact("V turned", says, ())
 
 
 def _tap(m: Mixed, name: str) -> Tap:
     return next(tap for tap in m.o.case.run.model.taps if tap.name == name)
-
-
-def _real(z: Array, in_pairs: bool) -> Array:
-    parts = np.stack([z.real, z.imag], axis=-1 if in_pairs else -2)
-    return parts.reshape(*z.shape[:-1], -1)
 
 
 def _shifted(m: Mixed) -> Readings:
@@ -154,7 +149,7 @@ def _left_out(m: Mixed) -> Readings:
 def _keys(m: Mixed) -> Iterator[tuple[str, Array]]:
     """Keys that may be left out, by query."""
     key = np.arange(m.p.shape[-1])
-    yield "each query's own key", np.broadcast_to(key[:, None] == key[None, :], m.p.shape)
+    yield "each query's own key", np.broadcast_to(m.o.rows[:, None] == key[None, :], m.p.shape)
     yield "the first key", np.broadcast_to(key == 0, m.p.shape)
     yield "the key of the largest weight", key == m.p.argmax(axis=-1)[..., None]
     for k in key[1 : FEW + 1]:
@@ -219,6 +214,13 @@ def _rows_of_heads(m: Mixed) -> Readings:
         says = f"rows of V are read from {listed(said)}, zeros where there are none"
         values = tuple(number for pair in moved.items() for number in pair)
         yield replace(m, v=v).fits, Fact("V rows of heads", says, values)
+
+
+def _pages(m: Mixed) -> Readings:
+    """Pages of V in place of others; a row that is not there yet is zero."""
+    for rows, fact in pages("V", len(m.v)):
+        there = (rows != NONE) & (rows <= m.o.rows[:, None])
+        yield replace(m, p=np.where(there, m.p, 0.0), v=m.v[rows]).fits, fact
 
 
 def _changed(m: Mixed) -> Readings:

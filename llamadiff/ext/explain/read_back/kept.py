@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 
+from llamadiff.ext.explain.case import NotRecordedError
 from llamadiff.ext.explain.pattern.deviation import counted, factor
-from llamadiff.ext.explain.read_back.observed import Array, sole
+from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, first_fit, sole
+from llamadiff.ext.explain.read_back.rope import complex_pairs, real_pairs, turned_by
 from llamadiff.judge.fact import Fact
 
 Rows = Iterator[tuple[Array, Fact]]  # what would have been read, and what is said if it was
+NONE = -1  # in place of a row
+PAGES, MOST_PAGES = (4, 8, 16, 32, 64, 128, 256), 16  # rows of a page; pages of a size that are tried
 FEW = 8  # rows or channels that are named
 ENOUGH = 1e-3  # of an error, that may be left
 NEAR = 1e-3  # of a factor: so far may those of some places be apart
@@ -24,12 +28,51 @@ WHOLE: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def kept(o: Observed) -> Facts:
+    """What was put into a cache [key, head, dim] instead of its rows."""
+    side = o.case.tap.kind.word[-1].upper()
+    if o.recorded.ndim == 3:
+        yield from first_fit(o.fits, _turned(o, side), changed(side, o.expected, lambda rows: rows, o.recorded))
+
+
+def _turned(o: Observed, side: str) -> Rows:
+    """Rows rotated by their positions, as RoPE turned K's of a layer that has it."""
+    for layer in range(o.case.run.model.n_layer):
+        try:
+            before, after = (o.values(f"{word}-{layer}") for word in ("Kcur_proj", "Kcur_rope"))
+        except NotRecordedError:
+            continue
+        if before.size != o.expected.size or after.size != o.expected.size:
+            continue
+        for in_pairs in (True, False):
+            x, y, rows = (complex_pairs(np.asarray(each, np.float64).reshape(o.expected.shape), o.expected.shape[-1],
+                                        in_pairs) for each in (before, after, o.expected))  # fmt: skip
+            says = f"{side}'s rows are rotated by their positions, as those of layer {layer} are"
+            yield real_pairs(rows * turned_by(x, y)[:, None], in_pairs), Fact(f"{side} turned", says, (layer,))
+
+
+def pages(side: str, count: int) -> Iterator[tuple[Array, Fact]]:
+    """Pages of a cache that are read in place of others: the row that each of so many keys reads, or NONE."""
+    for size in PAGES:
+        if not 1 < -(-count // size) <= MOST_PAGES:
+            continue
+        starts = range(0, count, size)
+        for page, other in permutations(starts, 2):
+            rows = np.arange(count)
+            last = min(page + size, count) - 1
+            moved = rows[page : last + 1] + other - page
+            rows[page : last + 1] = np.where(moved < count, moved, NONE)
+            says = f"in place of {side}'s rows {page} to {last} it reads those from row {other} on"
+            yield rows, Fact(f"{side} page", says, (page, last, other))
+
+
 def changed(side: str, rows: Array, made: Callable[[Array], Array], recorded: Array) -> Rows:
     """What ``side``, K or V, may have been instead of ``rows`` [key, head, dim], if what is ``made`` of that was
     recorded; the likeliest first.
     """
     error = (recorded - made(rows)).reshape(-1)
     yield from _factors(side, rows, made, error)
+    yield from _narrower(side, rows, made, recorded)
     yield from _beside(side, rows, made, error)
     yield from _added(side, rows, made, error)
     for words, whole in WHOLE.items():
@@ -77,6 +120,17 @@ def _factors(side: str, rows: Array, made: Callable[[Array], Array], error: Arra
             says = f"it reads {side}'s {counted(what, places)} times {factor(times)}"
             changes = np.where(more != 0, times, 1.0)
             yield rows * _along(axis, changes), Fact(f"{side} {what} factor", says, (times, *map(int, places)))
+
+
+def _narrower(side: str, rows: Array, made: Callable[[Array], Array], recorded: Array) -> Rows:
+    """The last channels of all heads left out: those that leave least."""
+    dim = rows.shape[-1]
+    channel = np.arange(dim)
+    left = [float(np.square(recorded - made(np.where(channel < n, rows, 0.0))).sum()) for n in range(1, dim)]
+    if left:
+        n = int(np.argmin(left)) + 1
+        says = f"it reads the first {n} of {side}'s {dim} channels alone"
+        yield np.where(channel < n, rows, 0.0), Fact(f"{side} narrower", says, (n, dim))
 
 
 def _beside(side: str, rows: Array, made: Callable[[Array], Array], error: Array) -> Rows:

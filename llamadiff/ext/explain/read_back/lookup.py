@@ -19,7 +19,7 @@ def lookup(o: Observed) -> Facts:
     case, w = o.case, o.case.engine.w
     if case.weight is None or len(w.shape(case.weight)) != 2 or int(np.prod(w.shape(case.weight))) > MOST:
         return
-    ids = np.asarray(case.run.tokens)
+    ids = np.asarray(case.run.tokens)[o.rows]
     wrong, run = np.flatnonzero(o.is_bad.any(axis=1)), only_run(o.is_bad.any(axis=0))
     if len(ids) != len(o.recorded) or not len(wrong):
         return

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.ext.explain.case import Case, NotRecordedError
+from llamadiff.ext.explain.part import Part
 from llamadiff.ext.explain.pattern.deviation import ODD, SAME
 from llamadiff.ext.explain.subgraph import subgraph_of
 from llamadiff.judge.fact import Fact
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.metrics import row_errors
+from llamadiff.trace import taps
 
 Array = NDArray[Any]
 Facts = Iterator[Fact]
@@ -34,12 +36,14 @@ class Observed:
     """One case, its recorded and its right values.
 
     ``shown``: of a tap that was not recorded but solved for, what values in its place leave of the error of what was.
+    ``part``: the rows that these are, where not all are looked at.
     """
 
     case: Case
     recorded: Array
     expected: Array
     shown: Callable[[Array], float] | None = None
+    part: Part | None = None
 
     @classmethod
     def of(cls, case: Case, in_graph: Case, shown: Callable[[Array], float] | None = None) -> Observed | None:
@@ -62,23 +66,66 @@ class Observed:
         found = cls(case, recorded, expected, shown)
         return found if found.is_bad.any() else None
 
+    def wrong_part(self) -> Observed | None:
+        """The rows that are wrong, where others are right."""
+        axis = self.case.tap.row_axis
+        errors = np.moveaxis(np.square(self.error), axis, 0).reshape(self.recorded.shape[axis], -1).sum(axis=1)
+        part = Part.of(errors, self.case.run.n_prefill) if self.shown is None else None
+        if part is None:
+            return None
+        recorded, expected = (np.take(side, part.rows, axis) for side in (self.recorded, self.expected))
+        return Observed(self.case, recorded, expected, part=part)
+
+    @property
+    def rows(self) -> Array:
+        """Which rows of the run these are."""
+        count = len(self.case.run.tokens)
+        return np.arange(count) if self.part is None else np.array(self.part.rows)
+
+    @property
+    def positions(self) -> Array:
+        """Of its rows."""
+        return np.asarray(self.case.run.positions[self.rows])
+
+    def values(self, name: str) -> Array:
+        """What was recorded of another tap, in these rows. Raises NotRecordedError."""
+        x, tap = np.asarray(self.case.values(name)[0]), taps.parse(name)
+        if self.part is None:
+            return x
+        axis = tap.row_axis if tap is not None else 0
+        if x.shape[axis] != len(self.case.run.tokens):
+            raise NotRecordedError(name)
+        return np.take(x, self.part.rows, axis)
+
+    @property
+    def raw(self) -> Array:
+        """What was recorded of the tap, of what is hidden as well."""
+        assert self.case.recorded is not None
+        x = np.asarray(self.case.recorded, np.float64)
+        return x if self.part is None else np.take(x, self.part.rows, self.case.tap.row_axis)
+
+    def shape(self, number: int = 0) -> tuple[int, ...]:
+        """That of an input, as its tap has it."""
+        return self.values(self.input_names()[number]).shape
+
     def input(self, number: int = 0, shape: Sequence[int] | None = None) -> Array:
         """What the op read, as the tap or as ``shape`` has it; integers stay such.
 
         Raises NotRecordedError where it read a part of what was recorded: K of a fused product.
         """
         name, wanted = self.input_names()[number], self.recorded.shape if shape is None else tuple(shape)
-        x = self.case.values(name)[0]
+        x = self.values(name)
         if -1 not in wanted and x.size != math.prod(wanted):
             raise NotRecordedError(name)
         return (x if x.dtype.kind == "i" else np.asarray(x, np.float64)).reshape(wanted)
 
     def input_names(self) -> list[str]:
-        """The taps that the op read; of a graph's node without a name of its own, what that read."""
+        """The taps that the op read; of a graph's nodes without a name of their own, what the first of these read."""
         model = self.case.run.model
-        names = model.inputs(self.case.tap)
-        inner = next((tap for tap in model.taps if names == [tap.name] and tap.kind.optional), None)
-        return model.inputs(inner) if inner is not None and "(" in inner.name else names
+        names, inner = model.inputs(self.case.tap), {tap.name: tap for tap in model.taps if "(" in tap.name}
+        while len(names) == 1 and names[0] in inner and inner[names[0]].kind.optional:
+            names = model.inputs(inner[names[0]])
+        return names
 
     @cached_property
     def error(self) -> Array:

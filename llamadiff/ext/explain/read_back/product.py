@@ -101,7 +101,7 @@ def _parts(o: Observed) -> Multiplied | None:
     out, width = weights.shape(case.weight)
     if out * width > LARGE or o.input_names() == []:
         return None
-    x = np.asarray(case.tap_input()[0], np.float64).reshape(len(o.recorded), -1)
+    x = np.asarray(o.values(case.run.model.inputs(case.tap)[0]), np.float64).reshape(len(o.recorded), -1)
     if x.shape[1] != width:
         return None
     w, right = np.asarray(weights.whole(case.weight), np.float64), o.expected.reshape(len(x), -1)

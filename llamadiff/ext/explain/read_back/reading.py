@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from llamadiff.ext.explain.case import Case, NotRecordedError
 from llamadiff.ext.explain.pattern.deviation import finite_facts, numbered
 from llamadiff.ext.explain.read_back.activation import activation
 from llamadiff.ext.explain.read_back.attention import attention
+from llamadiff.ext.explain.read_back.experts import experts
+from llamadiff.ext.explain.read_back.kept import kept
 from llamadiff.ext.explain.read_back.lookup import lookup
 from llamadiff.ext.explain.read_back.norm import norm
 from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, first_told
@@ -24,7 +27,8 @@ from llamadiff.judge.fact import Fact
 Reader = Callable[[Observed], Facts]
 BY_WORD: Mapping[str, Reader] = {
     "attn_norm": norm, "ffn_norm": norm, "result_norm": norm,
-    "kq": scores, "kqv_out": attention, "embd": lookup, "ffn_moe_topk": choice, "ffn_moe_weights_norm": share,
+    "kq": scores, "kqv_out": attention, "kv_k": kept, "kv_v": kept, "embd": lookup, "ffn_moe_topk": choice,
+    "ffn_moe_weights_norm": share,
 }  # fmt: skip
 BY_OP: Mapping[str, Reader] = {
     "RMS_NORM": norm, "NORM": norm, "ROPE": rope, "SOFT_MAX": softmax, "SWIGLU": activation, "GEGLU": activation,
@@ -33,6 +37,7 @@ BY_OP: Mapping[str, Reader] = {
 FEWEST = 8  # steps that the largest value has, of those that are looked for, and different values that there are
 STEPS = (1 / 15, 1 / 31, 1 / 63, 1 / 127, 1 / 255, *(2.0**-k for k in range(2, 17)))
 AWAY, NEXT = 1e-3, 1.02  # steps that a value may be from a multiple of one, and from the right one
+EXPERTS = ("ffn_moe_gate", "ffn_moe_up", "ffn_moe_down")
 HEADS = ("kq", "kq_soft_max")  # taps whose first axis are heads
 
 
@@ -48,7 +53,12 @@ def read_back(case: Case, in_graph: Case, shown: Callable[[Array], float] | None
             observed = Observed.of(case, in_graph, shown)
             if observed is None or not observed.recorded.any():  # of zeros, nothing tells how they came about
                 return ()
-            return finite_facts(first_told((in_steps, reader, added_up), observed))
+            facts = finite_facts(first_told((in_steps, reader, added_up), observed))
+            part = observed.wrong_part() if not facts else None
+            if part is None or part.part is None:
+                return facts
+            some = finite_facts(first_told((in_steps, reader), part))
+            return tuple(replace(fact, says=f"{fact.says}, {part.part.words}") for fact in some)
     except (NotRecordedError, np.linalg.LinAlgError):
         return ()
 
@@ -56,6 +66,8 @@ def read_back(case: Case, in_graph: Case, shown: Callable[[Array], float] | None
 def _reader(case: Case) -> Reader:
     """What reads a tap's op."""
     kind = case.tap.kind
+    if kind.word in EXPERTS:
+        return experts
     if kind.word == "ffn_out" and case.weight is not None and case.weight.endswith("_exps.weight"):
         return mixture
     return BY_WORD.get(kind.word) or BY_OP.get(kind.op) or (lambda o: iter(()))

@@ -47,7 +47,7 @@ class Turned:
 
     @property
     def positions(self) -> Array:
-        return np.asarray(self.o.case.run.positions, np.float64)
+        return np.asarray(self.o.positions, np.float64)
 
     @cached_property
     def frequencies(self) -> Array:
@@ -111,6 +111,12 @@ def _rotated(o: Observed) -> int:
     moved = np.abs(o.expected - o.input()).max(axis=(0, 1))
     last = np.flatnonzero(moved > UNMOVED * np.abs(o.expected).max())
     return 2 * ((int(last[-1]) + 2) // 2) if len(last) else o.recorded.shape[-1]
+
+
+def real_pairs(z: Array, in_pairs: bool) -> Array:
+    """Complex pairs as values: the other way round."""
+    parts = np.stack([z.real, z.imag], axis=-1 if in_pairs else -2)
+    return parts.reshape(*z.shape[:-1], -1)
 
 
 def complex_pairs(x: Array, n_rot: int, in_pairs: bool) -> Array:

@@ -11,7 +11,7 @@ from llamadiff.judge.fact import Fact
 
 def choice(o: Observed) -> Facts:
     """Which ranks the chosen experts have: [token, used] of the scores [token, expert]."""
-    scores = o.input(0, o.case.run.shape(o.input_names()[0]))
+    scores = o.input(0, o.shape())
     chosen = o.recorded.astype(int)
     if chosen.ndim != 2 or chosen.min() < 0 or chosen.max() >= scores.shape[1]:
         return
@@ -50,7 +50,7 @@ def mixture(o: Observed) -> Facts:
     names = o.input_names()
     if len(names) != 2 or not names[0].startswith("ffn_moe_down"):
         return
-    down, weights = (o.input(i, o.case.run.shape(names[i])) for i in (0, 1))
+    down, weights = (o.input(i, o.shape(i)) for i in (0, 1))
     found = np.stack([np.linalg.lstsq(d.T, y, rcond=None)[0] for d, y in zip(down, o.recorded, strict=True)])
     if not o.fits((down * found[..., None]).sum(axis=1)):
         return

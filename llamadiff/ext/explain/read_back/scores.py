@@ -8,11 +8,10 @@ import numpy as np
 
 from llamadiff.ext.explain.case import NotRecordedError
 from llamadiff.ext.explain.pattern.deviation import SAME, counted, listed, numbered
-from llamadiff.ext.explain.read_back.kept import changed
+from llamadiff.ext.explain.read_back.kept import NONE, changed, pages
 from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, Readings, factor_of, first_fit
 from llamadiff.judge.fact import Fact
 
-NONE = -1  # in place of a row
 MOST = 512  # tokens: all rows of K are tried for every score
 
 
@@ -37,28 +36,27 @@ class Scored:
     @property
     def seen(self) -> Array:
         """[query, key]."""
-        positions = self.o.case.run.positions
-        return np.asarray(positions[None, :] <= positions[:, None])
+        return np.asarray(self.o.case.run.positions[None, :] <= self.o.positions[:, None])
 
 
 def scores(o: Observed) -> Facts:
     """The heads and the rows of K that were read."""
     s = _parts(o)
     if s is not None:
-        yield from first_fit(s.fits, _heads(s), _newest(s), _rows(s), _changed(s))
+        yield from first_fit(s.fits, _heads(s), _newest(s), _rows(s), _pages(s), _changed(s))
 
 
 def _parts(o: Observed) -> Scored | None:
     """What was multiplied; None where the right values are no such products."""
     if o.case.tap.kind.word != "kq" or len(o.input_names()) != 2 or len(o.recorded.shape) != 3:
         return None
-    heads, tokens, _ = o.recorded.shape
-    q = np.asarray(o.case.values(o.input_names()[0])[0], np.float64)
+    heads, queries, keys = o.recorded.shape
+    q = np.asarray(o.values(o.input_names()[0]), np.float64)
     k = _keys(o)
-    dim = q.size // (tokens * heads)
-    if k.size % (tokens * dim) or tokens > MOST:
+    dim = q.size // (queries * heads)
+    if k.size % (keys * dim) or keys > MOST:
         return None
-    q, k = q.reshape(tokens, heads, dim), k.reshape(tokens, -1, dim)
+    q, k = q.reshape(queries, heads, dim), k.reshape(keys, -1, dim)
     s = Scored(o, q, k, np.arange(heads) // max(1, heads // k.shape[1]), 1.0)
     ours = np.where(s.seen, s.compute(), 0.0)
     scale = float(factor_of(ours, o.expected))
@@ -88,7 +86,7 @@ def _heads(s: Scored) -> Readings:
 
 def _newest(s: Scored) -> Readings:
     """All rows of the cache are what was put into it last: the query's own, where tokens are run one by one."""
-    own = np.einsum("htt->ht", s.compute())
+    own = s.compute()[:, np.arange(len(s.q)), s.o.rows]
     says = "every score of a query reads K's row of that query's own token"
     yield np.broadcast_to(own[..., None], s.o.recorded.shape), Fact("K newest", says, ())
 
@@ -112,6 +110,14 @@ def _rows(s: Scored) -> Readings:
     if len(zero):
         said.append(f"the scores of {counted('key', zero)} are zero")
     yield made, Fact("K row", "; ".join(said), tuple(int(row) for row in rows))
+
+
+def _pages(s: Scored) -> Readings:
+    """Pages of K in place of others; a row that is not there yet is zero."""
+    full, positions = s.compute(), s.o.case.run.positions
+    for rows, fact in pages("K", len(s.k)):
+        there = (rows != NONE) & (positions[rows] <= s.o.positions[:, None])
+        yield np.where(there, full[:, :, rows], 0.0), fact
 
 
 def _changed(s: Scored) -> Readings:

@@ -142,7 +142,7 @@ def _parts(o: Observed) -> SoftmaxRows | None:
     shape = o.recorded.shape if causal else (1, *o.recorded.reshape(-1, o.recorded.shape[-1]).shape)
     scores, p, right = (side.reshape(shape) for side in (scores, o.recorded, o.expected))
     positions = o.case.run.positions
-    seen = np.broadcast_to(positions[None, :] <= positions[:, None] if causal else np.True_, shape)
+    seen = np.broadcast_to(positions[None, :] <= o.positions[:, None] if causal else np.True_, shape)
     if o.shown is not None:
         p = _without_noise(p, right)
     told = (p != right).any(axis=(0, 2)) | (o.shown is None)
@@ -183,14 +183,14 @@ def _unseen(s: SoftmaxRows, hidden: Array) -> Facts:
     if s.keys != "key" or (hidden[heads] != hidden[heads[0]]).any():
         return
     whose = f", in heads {numbered(heads)}" if len(heads) < len(hidden) else ""
-    yield from _queries(hidden[heads[0]], whose)
+    yield from _queries(hidden[heads[0]], s.o.rows, whose)
 
 
 def _leaks(s: SoftmaxRows) -> Readings:
     """Keys after a query that have a probability: the score that they are given, or what is added to theirs."""
     positions = s.o.case.run.positions
-    raw = np.asarray(s.o.case.recorded, np.float64).reshape(s.p.shape)
-    hidden = np.broadcast_to(positions[None, :] > positions[:, None], s.p.shape)
+    raw = s.o.raw.reshape(s.p.shape)
+    hidden = np.broadcast_to(positions[None, :] > s.o.positions[:, None], s.p.shape)
     found = hidden & (raw > TINY)
     if not found.any() or not np.isfinite(raw).all():
         return
@@ -223,16 +223,19 @@ def _between(low: float, high: float) -> float:
     return low
 
 
-def _queries(hidden: Array, whose: str) -> Facts:
-    """Which queries [query, key] do not see which keys."""
+def _queries(hidden: Array, rows: Array, whose: str) -> Facts:
+    """Which queries do not see which keys: ``hidden`` [query, key] of the queries ``rows``."""
     keys = np.flatnonzero(hidden.any(axis=0))
-    windows = [q - np.flatnonzero(hidden[q]).max() for q in range(len(hidden)) if hidden[q].any()]
-    near, far = np.indices(hidden.shape)
+    windows = [rows[q] - np.flatnonzero(hidden[q]).max() for q in range(len(hidden)) if hidden[q].any()]
+    near, far = rows[:, None], np.arange(hidden.shape[1])
     if len(set(windows)) == 1 and (hidden == (near - far >= windows[0])).all() and windows[0] > 0:
         yield Fact("window", f"queries see no more than the last {windows[0]} keys{whose}", (int(windows[0]),))
+    elif (lag := int(hidden.sum(axis=1).max())) and (hidden == (far > near - lag) & (far <= near)).all():
+        says = f"queries do not see the last {lag} keys, their own among them{whose}"
+        yield Fact("lag", says, (lag,))
     elif len(keys) <= FEW:
         for key in keys:
-            queries = [int(q) for q in np.flatnonzero(hidden[:, key])]
+            queries = [int(q) for q in rows[hidden[:, key]]]
             quer = f"quer{'ies' if len(queries) > 1 else 'y'} {numbered(queries)}"
             yield Fact("unseen", f"key {key} is not seen by {quer}{whose}", (int(key), *queries))
 
@@ -264,7 +267,7 @@ def _distances(s: SoftmaxRows, there: Array, total: Array) -> Readings:
     """Scores with something added that grows with the distance from key to query."""
     if s.keys != "key" or not s.scale:
         return
-    query, key = np.indices(s.p.shape[1:])
+    query, key = s.o.rows[:, None], np.arange(s.p.shape[2])
     away, read = np.broadcast_to(query - key, s.p.shape), there & s.told[:, None] & (s.p > TINY)
     rest, x = np.where(read, _logs(s.p, read) - s.scale * s.scores, 0.0), _centred(away, read)
     slopes = np.array([float(factor_of(*of_head)) for of_head in zip(x, rest, strict=True)])
@@ -311,8 +314,7 @@ def _sums(s: SoftmaxRows, p: Array, total: Array) -> Readings:
 def _parts_of_sums(s: SoftmaxRows, p: Array) -> Iterator[tuple[str, Array]]:
     """Terms that a sum may leave out, each row's as a part of its sum."""
     if s.keys == "key":
-        query, key = np.indices(p.shape[1:])
-        own = query == key
+        own = s.o.rows[:, None] == np.arange(p.shape[2])
         yield "each query's own key", np.where(own, p, 0.0).sum(axis=-1, keepdims=True)
     yield f"the first {s.keys}", p[..., :1]
     yield "the largest term", p.max(axis=-1, keepdims=True)

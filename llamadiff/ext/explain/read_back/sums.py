@@ -40,18 +40,18 @@ def sums(o: Observed) -> Facts:
 
 def _at_hand(o: Observed) -> Iterator[tuple[str, Array]]:
     """Values of the tap's shape: what it adds, what came before it, and these a token earlier or later."""
-    own, shapes = o.input_names(), o.case.run.shapes
+    own = o.input_names()
     before = [tap.name for tap in o.case.run.model.taps if tap.layer in (None, o.case.tap.layer)]
     before = before[: before.index(o.case.tap.name)] if o.case.tap.name in before else before
     for name in dict.fromkeys([*own, *before]):
-        if shapes.get(name) != o.recorded.shape:
-            continue
         try:
-            x = np.asarray(o.case.values(name)[0], np.float64)
+            x = np.asarray(o.values(name), np.float64)
         except NotRecordedError:
             continue
+        if x.shape != o.recorded.shape:
+            continue
         yield name, x
-        if name in own:
+        if name in own and o.part is None:
             n = np.arange(len(x))
             for words, step in SHIFTS.items():
                 shifted = x[np.clip(n + step, 0, len(x) - 1)]
