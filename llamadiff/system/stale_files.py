@@ -89,7 +89,10 @@ def sweep() -> None:
                 if _is_own(folder) and (lock := _lock(folder)) is not None:
                     _remove(folder)  # while it is locked: whoever has just made it would take it for its own
                     lock.release()
-                    shutil.rmtree(folder, ignore_errors=True)  # Windows removes no file that is open
+                    if (
+                        sys.platform == "win32"
+                    ):  # which removes no file that is open; elsewhere it may be another's by now
+                        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_own() -> None:

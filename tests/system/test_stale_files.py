@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
@@ -34,3 +36,19 @@ def test_a_living_directory_is_not_swept(place):
         stale_files.sweep()
         assert folder.is_dir()
     assert not list(place.iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows removes no file that is open")
+def test_what_somebody_locks_while_it_is_swept_stays(place, monkeypatch):
+    """Whoever has made it locks it anew when its lock is gone already, and it is not: it is theirs then."""
+    folder, theirs = Path(mkdtemp(prefix=stale_files._prefix(), dir=place)), []
+
+    def removed(path):
+        (path / "lock").unlink()
+        theirs.append(stale_files._lock(path))
+
+    monkeypatch.setattr(stale_files, "_remove", removed)
+    stale_files.sweep()
+    assert theirs != [None]
+    assert (folder / "lock").exists()
+    theirs[0].release()
