@@ -1,4 +1,4 @@
-"""Mistakes in the rows of a cache as they are read, which scores and sums show: K and V themselves are right."""
+"""Mistakes in rows as they are read, a cache's and experts', which are right themselves; and of some rows alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from proof.strangers.engine import Bug
+from proof.strangers.engine import Bug, Edit, Engine
 from proof.unlisted.bugs import Unlisted
 
 Array = np.ndarray
@@ -58,4 +58,66 @@ def _unlisted(side: str, name: str) -> Unlisted:
     return Unlisted(bug.name, tap, says.format(side), bug)
 
 
-KEPT = {f"{side}: {name}": _unlisted(side, name) for side in SIDES for name in MISTAKES}
+def _late_scores(change: Callable[[Engine, Edit, Array, Array], Array], first: int) -> dict[str, Edit]:
+    """Scores of the queries from ``first`` on that are others."""
+
+    def scores(e: Engine, right: Edit, q: Array, keys: Array) -> Array:
+        return np.concatenate([right(q[:first], keys), change(e, right, q[first:], keys)], axis=1)
+
+    return {"scores": scores}
+
+
+def _page(e: Engine, right: Edit, q: Array, keys: Array) -> Array:
+    return right(q, np.concatenate([keys[:4], keys[:4], keys[8:]]))
+
+
+def _half(e: Engine, right: Edit, q: Array, keys: Array) -> Array:
+    return right(np.where(np.arange(q.shape[-1]) < 32, q, q.dtype.type(0)), keys)
+
+
+def _late_values(e: Engine, right: Edit, p: Array, values: Array) -> Array:
+    """The last two queries read V's second page of four rows from the first one's place."""
+    other = np.concatenate([values[:4], values[:4], values[8:]])
+    return np.concatenate([right(p[:, :10], values), right(p[:, 10:], other)], axis=1)
+
+
+def _from_the_chunk(e: Engine, right: Edit, queries: Array, keys: Array) -> Array:
+    """From the sixth token on, queries are counted from there."""
+    return np.where(queries < 6, right(queries, keys), right(queries - 6, keys))
+
+
+def _next_row(e: Engine, right: Edit, x: Array, stem: str, chosen: Array) -> Array:
+    """The first two tokens' up is that of the row after."""
+    out = right(x, stem, chosen)
+    if stem == "ffn_up_exps":
+        out[:2] = right(x[1:3], stem, chosen[:2])
+    return out
+
+
+def _other_expert(e: Engine, right: Edit, x: Array, stem: str, chosen: Array) -> Array:
+    return right(x, stem, np.where(chosen == 3, 1, chosen) if stem == "ffn_gate_exps" else chosen)
+
+
+SOME = [
+    Unlisted("K: a page twice", "kq-0",
+             "in place of K's rows 4, 5, 6, 7 it reads rows 0, 1, 2, 3, from token 8 on alone",
+             Bug("K: a page twice", _late_scores(_page, 8))),
+    Unlisted("K: half a head", "kq-0", "it reads the first 32 of K's 64 channels alone, from token 8 on alone",
+             Bug("K: half a head", _late_scores(_half, 8))),
+    Unlisted("V: a page twice", "kqv_out-0",
+             "in place of V's rows 4 to 7 it reads those from row 0 on, from token 10 on alone",
+             Bug("V: a page twice", {"mixed": _late_values})),
+    Unlisted("mask from the chunk", "kq_soft_max-0",
+             "queries do not see the last 6 keys, their own among them, from token 6 on alone",
+             Bug("mask from the chunk", {"hidden": _from_the_chunk})),
+    Unlisted("experts: next row", "ffn_moe_up-0",
+             "it reads row 1 for token 0 (expert 2), row 1 for token 0 (expert 0), "
+             "row 2 for token 1 (expert 3), row 2 for token 1 (expert 2)",
+             Bug("experts: next row", {"experts": _next_row}), "moe"),
+    Unlisted("experts: another", "ffn_moe_gate-0", "it multiplies by expert 1 for 3",
+             Bug("experts: another", {"experts": _other_expert}), "moe"),
+]  # fmt: skip
+
+KEPT = {each.name: each for each in SOME} | {
+    f"{side}: {name}": _unlisted(side, name) for side in SIDES for name in MISTAKES
+}

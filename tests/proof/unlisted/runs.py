@@ -25,6 +25,7 @@ from proof.strangers.engine import Engine
 from proof.strangers.model import File
 from proof.unlisted.bugs import TOKENS, Unlisted
 from proof.unlisted.true import Op, is_true
+from proof.unlisted.truth.op import numbers
 
 Array = np.ndarray
 INSIDE = re.compile(r"in (\S+-\d+) (.*)")  # what is said of a tap that was not recorded
@@ -57,16 +58,26 @@ class Judged:
         read = [(tap, fact) for d in self.comparison.diagnosis for tap, facts in d.read.items() for fact in facts]
         said = [(tap, fact, INSIDE.fullmatch(fact.says)) for tap, fact in read]
         inner = [(m[1], replace(fact, says=m[2])) if m else (tap, fact) for tap, fact, m in said]
-        return [
-            f"{tap}: {fact.says}"
+        ops = [
+            Op(self.file, tap, self.taps[tap], right[tap], self.taps, replace(fact, says=says), rows)
             for tap, fact in inner
-            if not is_true(Op(self.file, tap, self.taps[tap], right[tap], self.taps, fact), TOKENS)
+            for says, rows in [_of_rows(fact.says)]
         ]
+        return [f"{op.tap}: {op.fact.says}" for op in ops if not is_true(op, TOKENS)]
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """What is said of the leading error."""
         return self.comparison.profile
+
+
+def _of_rows(says: str) -> tuple[str, tuple[int, ...] | None]:
+    """What is said, and of which rows, if not of all."""
+    if (found := re.fullmatch(r"(.*), from token (\d+) on alone", says)) is not None:
+        return found[1], tuple(range(int(found[2]), len(TOKENS)))
+    if (found := re.fullmatch(r"(.*), for tokens? (.*) alone", says)) is not None:
+        return found[1], tuple(numbers(found[2]))
+    return says, None
 
 
 @lru_cache(maxsize=8)

@@ -15,6 +15,7 @@ from proof.unlisted.runs import compared, is_said, judged
 QUICK = {
     "squares without the last 4", "weight plus a half", "heads of V mixed up", "a row of V stale", "gate clamped",
     "K: head", "K: leak", "V: channels", "V: small",
+    "V: a page twice", "K: half a head", "experts: next row",
     "a third term", "ids modulo 64", "first and third expert", "inputs left over", "last of a thread's share",
 }  # fmt: skip
 NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in UNLISTED | KEPT]

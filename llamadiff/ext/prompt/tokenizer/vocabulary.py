@@ -7,10 +7,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from gguf import TokenType
 from llamaref.errors import ModelError
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = map(int, TokenType)
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # llama.h, enum llama_token_type
 SPECIAL = {UNKNOWN, CONTROL, USER_DEFINED}  # found in a text before it is cut into words
 
 # Texts that make a token a control token, whatever the file says: llama-vocab.cpp, llama_vocab::impl::load. The first

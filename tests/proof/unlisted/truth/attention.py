@@ -264,6 +264,32 @@ def part_times(op: Op, what: str, places: str, factor: str) -> bool:
     return bool(np.isclose(float(factor), values[0], rtol=1e-3)) and kept_rows(op, changed)
 
 
+def narrower(op: Op, count: str, dim: str) -> bool:
+    """The first channels of every head alone."""
+    channel = np.arange(op.file.hyper.dim)
+    return int(dim) == len(channel) and kept_rows(op, lambda rows: np.where(channel < int(count), rows, 0.0))
+
+
+def page(op: Op, first: str, last: str, other: str) -> bool:
+    """Rows that are read in place of others, as far as a query has them."""
+    rows = np.arange(len(key_rows(op)))
+    rows[int(first) : int(last) + 1] += int(other) - int(first)
+    there = (rows < len(rows)) & (rows[None] <= np.arange(len(rows))[:, None])
+    rows = np.minimum(rows, len(rows) - 1)
+    if op.word == "kq":
+        return op.are(np.where(there, scored(op)[:, :, rows], 0.0))
+    p = np.where(there, op.of("kq_soft_max"), 0.0)
+    return op.are(mixed(op, p=p, v=values_of(op, op.layer)[rows]))
+
+
+def lag(op: Op, count: str) -> bool:
+    """The newest keys of each query have no probability, all others have some."""
+    q, k = np.indices(op.r.shape[1:])
+    some = list(op.rows or range(len(q)))
+    near, far = (k <= q) & (k > q - int(count)), k <= q - int(count)
+    return not op.r[:, some][:, near[some]].any() and bool((op.r[:, some][:, far[some]] > 0).all())
+
+
 def row_beside(op: Op, part: str, where: str) -> bool:
     """A part of the row before or after it that is added to each."""
     factor = op.fact.values[0]

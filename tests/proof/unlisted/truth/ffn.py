@@ -123,3 +123,29 @@ def counted(op: Op, values: str) -> bool:
     told = np.allclose([float(value) for value in values.split(", ")], times, rtol=1e-3)
     weights = op.of("ffn_moe_weights_norm") * times
     return told and op.are((op.of("ffn_moe_down") * weights[..., None]).sum(axis=1))
+
+
+def _of_experts(op: Op) -> tuple[Array, Array, Array]:
+    """Every expert's products with all rows, the choice, and the right values."""
+    stem = {"ffn_moe_gate": "ffn_gate_exps", "ffn_moe_up": "ffn_up_exps"}[op.word]
+    w = op.file[f"blk.{op.layer}.{stem}.weight"]
+    every = np.einsum("eoi,ri->ero", np.asarray(w, np.float64), op.of("ffn_norm"))
+    return every, op.of("ffn_moe_topk").astype(int), op.e.copy()
+
+
+def expert_rows(op: Op, said: str) -> bool:
+    """Rows of other tokens that experts multiplied."""
+    every, chosen, made = _of_experts(op)
+    for row, token, expert in re.findall(r"row (\d+) for token (\d+) \(expert (\d+)\)", said):
+        place = chosen[int(token)] == int(expert)
+        made[int(token), place] = every[int(expert), int(row)]
+    return "more" in said or op.are(made)
+
+
+def expert_matrices(op: Op, said: str) -> bool:
+    """Experts that stood in for others."""
+    every, chosen, made = _of_experts(op)
+    for other, own in re.findall(r"expert (\d+) for (\d+)", said):
+        for token, place in zip(*np.nonzero(chosen == int(own)), strict=True):
+            made[token, place] = every[int(other), token]
+    return op.are(made)

@@ -1,6 +1,6 @@
 """Have llamadiff judge each fault: does it say where the fault is, and what it is?
 
-    cd tests && python -m proof.unknown.measure [--kept-back] [--dump whole|layers|logits] [--only NAME] [--text]
+    cd tests && python -m proof.unknown.report [--kept-back] [--dump whole|layers|logits] [--only NAME] [--text]
 
 A line for each: exit code, the tap said and the true one, seconds; then the headline and what the report says, for a
 reader to hold them together; with ``--text`` all that llamadiff prints. ``--right`` judges the engines without a fault.
