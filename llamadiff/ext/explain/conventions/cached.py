@@ -48,7 +48,8 @@ _TINY = 1e-300
 class Sums:
     """``error`` [query, head, key or channel] of sums; what moved rows of the cache, and moved others, make of them.
 
-    ``rows`` [key, head, dim] are the cache's, ``others`` what they are multiplied by.
+    ``rows`` [key, head, dim] are the cache's, ``others`` what they are multiplied by; ``running``: the size of what
+    rounding every partial sum leaves (None: nothing is summed).
     """
 
     error: Array
@@ -56,6 +57,7 @@ class Sums:
     others: Array
     of_rows: Callable[[Array], Array]
     of_others: Callable[[Array], Array]
+    running: Array | None = None
 
     def looks(self, spread: Callable[[int], Array]) -> Looks:
         """The roundings of the cache that the error looks like; ``spread``: what moving all by a step makes of sums.
@@ -88,8 +90,10 @@ class Sums:
         return bool((own <= FURTHER * np.max(drawn, axis=0)).all())
 
     def _drawn(self, block: int) -> Iterator[Array]:
-        """Errors of rounding the rows, the others, both."""
+        """Errors of rounding the rows, the others, both; of each value by itself, partial sums as well."""
         for draw in range(DRAWS):
+            if block == OWN and self.running is not None:
+                yield self.running * np.random.default_rng(draw).standard_normal(self.running.shape)
             rows = self.of_rows(steps(self.rows, block) * noise(self.rows, 1.0, draw))
             others = self.of_others(steps(self.others, block) * noise(self.others, 1.0, draw + DRAWS))
             yield from (rows, others, rows + others)
@@ -167,7 +171,9 @@ def of_scores(q: Array, k: Array, error: Array, seen: Array) -> Looks:
         moved = np.einsum("thd,shd->ths", q * q, dk * dk) + np.einsum("thd,shd->ths", dq * dq, k * k)
         return np.asarray(np.sqrt(moved) * seen)
 
-    return Sums(error, k, q, by_key, by_query).looks(spread)
+    terms = ((q[:, None, h] * k[None, :, h]) for h in range(q.shape[1]))
+    running = np.stack([_running(each, axis=-1) for each in terms], axis=1) * seen
+    return Sums(error, k, q, by_key, by_query, running).looks(spread)
 
 
 def of_values(p: Array, v: Array, error: Array) -> Looks:
@@ -185,9 +191,15 @@ def of_values(p: Array, v: Array, error: Array) -> Looks:
     def spread(block: int) -> Array:
         return np.asarray(np.sqrt(np.einsum("hts,shd->thd", alone[0] ** 2, steps(alone[1], block) ** 2)))
 
-    looks = Sums(error, v, p, by_row, by_weight).looks(spread)
+    running = np.stack([_running(p[h, :, :, None] * v[None, :, h], axis=1) for h in range(len(p))], axis=1)
+    looks = Sums(error, v, p, by_row, by_weight, running).looks(spread)
     terms = np.einsum("hts,shd->thd", p, np.abs(v))  # of one weight near one, rounding is a factor
     return looks or even(0.0, [(OWN, np.abs(error), terms)], CRUDE / 2, UNEVEN)
+
+
+def _running(terms: Array, axis: int) -> Array:
+    """The root of the squares of all partial sums."""
+    return np.asarray(np.sqrt(np.square(np.cumsum(terms, axis=axis)).sum(axis=axis)))
 
 
 def _some(count: int) -> Array:
