@@ -49,7 +49,7 @@ class Sums:
     """``error`` [query, head, key or channel] of sums; what moved rows of the cache, and moved others, make of them.
 
     ``rows`` [key, head, dim] are the cache's, ``others`` what they are multiplied by; ``running``: the size of what
-    rounding every partial sum leaves (None: nothing is summed).
+    rounding every partial sum leaves (None: nothing is summed); ``channels``: sums are over these, and not over keys.
     """
 
     error: Array
@@ -58,6 +58,7 @@ class Sums:
     of_rows: Callable[[Array], Array]
     of_others: Callable[[Array], Array]
     running: Array | None = None
+    channels: bool = False
 
     def looks(self, spread: Callable[[int], Array]) -> Looks:
         """The roundings of the cache that the error looks like; ``spread``: what moving all by a step makes of sums.
@@ -109,7 +110,7 @@ class Sums:
         by_size = [np.where(np.digitize(sizes, edges) == at, self.rows, 0.0) for at in range(SIZES)]
         for instead in (*([each] for each in beside), by_size):
             yield partial(_shares_of, np.stack([self.of_rows(each).reshape(-1) for each in instead]))
-        if self.error.shape[-1] == len(self.rows):  # sums over channels
+        if self.channels:
             for rows in (self.rows, np.ones_like(self.rows)):
                 terms = np.einsum("thd,shd->dths", self.others, rows) * (right != 0)
                 yield partial(_shares_of, terms.reshape(len(terms), -1))
@@ -173,7 +174,7 @@ def of_scores(q: Array, k: Array, error: Array, seen: Array) -> Looks:
 
     terms = ((q[:, None, h] * k[None, :, h]) for h in range(q.shape[1]))
     running = np.stack([_running(each, axis=-1) for each in terms], axis=1) * seen
-    return Sums(error, k, q, by_key, by_query, running).looks(spread)
+    return Sums(error, k, q, by_key, by_query, running, channels=True).looks(spread)
 
 
 def of_values(p: Array, v: Array, error: Array) -> Looks:

@@ -218,7 +218,7 @@ def _rows_of_heads(m: Mixed) -> Readings:
 
 def _pages(m: Mixed) -> Readings:
     """Pages of V in place of others; a row that is not there yet is zero."""
-    for rows, fact in pages("V", len(m.v)):
+    for rows, fact in pages("V", len(m.v), m.p.size):
         there = (rows != NONE) & (rows <= m.o.rows[:, None])
         yield replace(m, p=np.where(there, m.p, 0.0), v=m.v[rows]).fits, fact
 

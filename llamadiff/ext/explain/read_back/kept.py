@@ -16,9 +16,11 @@ from llamadiff.judge.fact import Fact
 Rows = Iterator[tuple[Array, Fact]]  # what would have been read, and what is said if it was
 NONE = -1  # in place of a row
 PAGES, MOST_PAGES = (4, 8, 16, 32, 64, 128, 256), 16  # rows of a page; pages of a size that are tried
+MOST_VALUES = 1 << 21  # that are computed anew for each pair of pages
 FEW = 8  # rows or channels that are named
 ENOUGH = 1e-3  # of an error, that may be left
 NEAR = 1e-3  # of a factor: so far may those of some places be apart
+MOST_WORK = 3e10  # multiply-adds
 TRIED = 48  # limits that are tried first
 FINER = 24  # times that the steps between them are halved
 WHOLE: dict[str, Callable[[Array], Array]] = {
@@ -51,10 +53,13 @@ def _turned(o: Observed, side: str) -> Rows:
             yield real_pairs(rows * turned_by(x, y)[:, None], in_pairs), Fact(f"{side} turned", says, (layer,))
 
 
-def pages(side: str, count: int) -> Iterator[tuple[Array, Fact]]:
-    """Pages of a cache that are read in place of others: the row that each of so many keys reads, or NONE."""
+def pages(side: str, count: int, values: int) -> Iterator[tuple[Array, Fact]]:
+    """Pages of a cache that are read in place of others: the row that each of so many keys reads, or NONE.
+
+    ``values``: how many are computed for each.
+    """
     for size in PAGES:
-        if not 1 < -(-count // size) <= MOST_PAGES:
+        if not 1 < -(-count // size) <= MOST_PAGES or values > MOST_VALUES:
             continue
         starts = range(0, count, size)
         for page, other in permutations(starts, 2):
@@ -70,6 +75,9 @@ def changed(side: str, rows: Array, made: Callable[[Array], Array], recorded: Ar
     """What ``side``, K or V, may have been instead of ``rows`` [key, head, dim], if what is ``made`` of that was
     recorded; the likeliest first.
     """
+    keys, heads, dim = rows.shape
+    if recorded.size * max(keys, dim) * (keys + heads + dim + 3 * TRIED) > MOST_WORK:
+        return
     error = (recorded - made(rows)).reshape(-1)
     yield from _factors(side, rows, made, error)
     yield from _narrower(side, rows, made, recorded)

@@ -115,7 +115,7 @@ def _rows(s: Scored) -> Readings:
 def _pages(s: Scored) -> Readings:
     """Pages of K in place of others; a row that is not there yet is zero."""
     full, positions = s.compute(), s.o.case.run.positions
-    for rows, fact in pages("K", len(s.k)):
+    for rows, fact in pages("K", len(s.k), full.size):
         there = (rows != NONE) & (positions[rows] <= s.o.positions[:, None])
         yield np.where(there, full[:, :, rows], 0.0), fact
 
