@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,15 @@ for i in range(40):
 """
 
 
+@contextmanager
+def heeded() -> Iterator[None]:
+    """Processes that begin here heed what those who run the tests may ignore (nohup, a shell's &)."""
+    before = [(number, signal.signal(number, signal.SIG_DFL)) for number in (signal.SIGHUP, signal.SIGINT)]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
 class Place:
     """A folder in which commands are started, with a TMPDIR of its own, which marks its processes."""
 
@@ -64,9 +74,10 @@ class Place:
     def start(self, *arguments: str, **options: object) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "llamadiff", *arguments]
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen(
-            command, cwd=self.folder, env=self.environment, start_new_session=True, **{**streams, **options}
-        )
+        with heeded():
+            return subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, start_new_session=True, **{**streams, **options}
+            )
 
     def start_held(self, *arguments: str) -> subprocess.Popen[bytes]:
         """A command that stays in the middle of its work: in its candidate's command, or in llama.cpp."""
@@ -248,10 +259,11 @@ EARLY = (
 def start_marked(place: Place, module: str, act: str) -> subprocess.Popen[bytes]:
     """A long comparison, whose main function does that when the module is imported."""
     code = MARKED.format(module=module, act=act, entry=ENTRY)
-    return subprocess.Popen(
-        [sys.executable, "-c", code, "compare", "m.gguf", *IDS, "--n-predict", "100"], cwd=place.folder,
-        env=place.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    with heeded():
+        return subprocess.Popen(
+            [sys.executable, "-c", code, "compare", "m.gguf", *IDS, "--n-predict", "100"], cwd=place.folder,
+            env=place.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
 
 
 def check_interrupted(child: subprocess.Popen[bytes]) -> None:
