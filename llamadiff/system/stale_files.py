@@ -89,9 +89,7 @@ def sweep() -> None:
                 if _is_own(folder) and (lock := _lock(folder)) is not None:
                     _remove(folder)  # while it is locked: whoever has just made it would take it for its own
                     lock.release()
-                    if (
-                        sys.platform == "win32"
-                    ):  # which removes no file that is open; elsewhere it may be another's by now
+                    if sys.platform == "win32":  # no open file goes there; elsewhere it may be another's by now
                         shutil.rmtree(folder, ignore_errors=True)
 
 

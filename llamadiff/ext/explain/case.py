@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.explain.budget import Budget
-from llamadiff.ext.explain.part import FEWEST, Part
+from llamadiff.ext.explain.part import FEWEST, Part, wrong_rows
 from llamadiff.numerics import cpu, metrics
 from llamadiff.numerics.policies import F32
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
-TINY = 1e-9  # what float32 leaves of a right row
 
 
 class NotRecordedError(Exception):
@@ -166,19 +165,18 @@ class Case:
 
     def part_of(self, x: Array) -> Part | None:
         """The rows in which a result [b, token, ...] is not what was recorded, where it is in others."""
-        errors = self.errors_of_rows(x)
-        wide = self.compared(x[0]).size // max(1, len(errors))
-        found = Part.of(errors, self.run.n_prefill)
-        return found if found is not None and len(found.rows) * wide >= FEWEST else None
+        found = Part.of(self.wrong_rows(x), self.run.n_prefill)
+        seen = self.compared(x[0])
+        width = seen.size // max(1, seen.shape[self.tap.row_axis])
+        return found if found is not None and len(found.rows) * width >= FEWEST else None
 
-    def errors_of_rows(self, x: Array) -> Array:
-        """Each row's sum of squared errors, under the arithmetic that fits it best."""
-        return np.asarray(np.min([error for error, _ in self._row_errors(x)], axis=0))
+    def wrong_rows(self, x: Array) -> Array:
+        """Which rows no result [b, token, ...] gives."""
+        return np.asarray(np.all([wrong_rows(*each, self.limit) for each in self._row_errors(x)], axis=0))
 
     def first_wrong(self, x: Array) -> int:
         """The first row that no result [b, token, ...] gives; the number of rows if there is none."""
-        wrong = [error > max(self.limit, TINY) * size for error, size in self._row_errors(x)]
-        return int(np.argmax([*np.all(wrong, axis=0), True]))
+        return int(np.argmax([*self.wrong_rows(x), True]))
 
     def _row_errors(self, x: Array) -> list[tuple[Array, Array]]:
         """Of each entry of a result, rows' errors and sizes: sums of squares."""

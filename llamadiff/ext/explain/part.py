@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from llamadiff.ext.explain.pattern.deviation import numbered
 
 Array = NDArray[Any]
-RIGHT = 1e-2  # of the error a row of it, in the mean, that a right one may have
+TINY = 1e-9  # what float32 leaves of a right row
 FEWEST = 16  # values of wrong rows: fewer fit by chance
 MOST = 8  # rows that are named one by one
 
@@ -24,26 +24,25 @@ class Part:
     words: str
 
     @classmethod
-    def of(cls, errors: Array, n_prefill: int) -> Part | None:
-        """The rows that make all of an error, by their sums of squares; None where all do, or they are strewn."""
-        total, wrong = float(errors.sum()), np.flatnonzero(errors > 0)
-        if not (np.isfinite(total) and len(wrong)):
-            return None
-        wrong = np.flatnonzero(errors > RIGHT * total / len(errors))
-        if len(wrong) == len(errors) or errors[wrong].sum() < (1 - RIGHT) * total:
-            return None
-        words = _words([int(row) for row in wrong], n_prefill, len(errors))
-        return cls(tuple(map(int, wrong)), words) if words else None
+    def of(cls, is_wrong: Array, n_prefill: int) -> Part | None:
+        """The rows that are wrong, by row; None where none or all are, or they are strewn."""
+        wrong = [int(row) for row in np.flatnonzero(is_wrong)]
+        words = _words(wrong, n_prefill, len(is_wrong)) if 0 < len(wrong) < len(is_wrong) else ""
+        return cls(tuple(wrong), words) if words else None
 
-    def is_in(self, errors: Array) -> bool:
-        """Whether an error is of no other rows."""
-        total, inside = float(errors.sum()), float(errors[list(self.rows)].sum())
-        return bool(np.isfinite(total)) and inside >= (1 - RIGHT) * total
+    def has_all(self, is_wrong: Array) -> bool:
+        """Whether no other rows are wrong."""
+        return set(np.flatnonzero(is_wrong)) <= set(self.rows)
 
     def alone(self, x: Array, axis: int) -> Array:
         """Values of these rows, and zero elsewhere."""
         there = np.isin(np.arange(x.shape[axis]), self.rows)
         return np.where(there.reshape([-1 if at == axis else 1 for at in range(x.ndim)]), x, x.dtype.type(0))
+
+
+def wrong_rows(errors: Array, sizes: Array, limit: float) -> Array:
+    """Which rows are off by more than an NMSE, by sums of squares."""
+    return np.asarray(errors > max(limit, TINY) * sizes)
 
 
 def _words(rows: list[int], n_prefill: int, count: int) -> str:

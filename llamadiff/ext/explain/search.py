@@ -216,11 +216,10 @@ def replayed(
     """The same fit at another tap: None if it does not fit there. ``leaves``: how much of the error it may leave."""
     try:
         base = _right(case, right)
-        errors = case.errors_of_rows(base.compute(case))
     except NotRecordedError:
         return None
     if part is not None:
-        if not part.is_in(errors):
+        if not part.has_all(case.wrong_rows(base.compute(case))):
             return None
         case = replace(case, part=part)
         right = case.nmse(base.compute(case))

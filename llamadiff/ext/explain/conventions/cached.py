@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.ext.explain.alter import moved_on
 from llamadiff.ext.explain.conventions.evenness import (
     CRUDE,
     EVEN,
@@ -104,7 +105,7 @@ class Sums:
         for axes in PARTS:
             yield partial(_shares_by_part, right, axes)
         yield partial(_shares_by_part, np.ones_like(right), (0,))
-        beside = (_moved(self.rows, 1), _moved(self.rows, -1), np.roll(self.rows, 1, axis=1))
+        beside = (moved_on(self.rows, 1, 0), moved_on(self.rows, -1, 0), np.roll(self.rows, 1, axis=1))
         sizes = np.abs(self.rows)
         edges = np.quantile(sizes, np.linspace(0, 1, SIZES + 1)[1:-1])
         by_size = [np.where(np.digitize(sizes, edges) == at, self.rows, 0.0) for at in range(SIZES)]
@@ -144,12 +145,6 @@ def _shares_of(features: Array, errors: Sequence[Array]) -> list[float]:
     along = features @ flat
     factors = np.linalg.lstsq(features @ features.T, along, rcond=RIDGE)[0]
     return list((along * factors).sum(axis=0) / np.maximum(np.square(flat).sum(axis=0), _TINY))
-
-
-def _moved(rows: Array, by: int) -> Array:
-    """Each row's neighbour before it, or after; beyond the ends there is none."""
-    none = np.zeros_like(rows[:1])
-    return np.concatenate([none, rows[:-1]] if by > 0 else [rows[1:], none])
 
 
 def of_scores(q: Array, k: Array, error: Array, seen: Array) -> Looks:

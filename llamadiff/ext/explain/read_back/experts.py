@@ -12,7 +12,6 @@ from llamadiff.judge.fact import Fact
 
 Tried = Iterator[tuple[Array, Fact]]
 FEW = 4  # products that are named one by one
-RIGHT = 1e-9  # of a product's size, that float32 leaves of the square of one that is found again
 
 
 def experts(o: Observed) -> Facts:
@@ -50,16 +49,13 @@ def _rows(o: Observed, w: Array, x: Array, chosen: Array) -> Tried:
         made[t, k] = every[other]
         said.append(f"row {o.rows[other]} for token {o.rows[t]} (expert {chosen[t, k]})")
         rows += [int(o.rows[t]), int(o.rows[other])]
-    more = f" and {len(said) - FEW} more" if len(said) > FEW else ""
-    yield (
-        made,
-        Fact("expert rows", f"it reads {listed(said[:FEW]) if not more else ', '.join(said[:FEW])}{more}", tuple(rows)),
-    )
+    named = [*said[:FEW], f"{len(said) - FEW} more"] if len(said) > FEW else said
+    yield made, Fact("expert rows", f"it reads {listed(named)}", tuple(rows))
 
 
 def _matrices(o: Observed, w: Array, x: Array, chosen: Array) -> Tried:
     """Matrices of other experts."""
-    made, said, pairs = o.expected.copy(), dict[int, int](), list[int]()
+    made, said = o.expected.copy(), dict[int, int]()
     for t, k in _wrong(o):
         every = w @ x[t, min(k, x.shape[1] - 1)]
         other = int(np.square(every - o.recorded[t, k]).sum(axis=1).argmin())

@@ -7,6 +7,7 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
+from llamadiff.ext.explain.alter import moved_on
 from llamadiff.ext.explain.case import NotRecordedError
 from llamadiff.ext.explain.pattern.deviation import counted, factor
 from llamadiff.ext.explain.read_back.observed import Array, Facts, Observed, first_fit, sole
@@ -143,10 +144,9 @@ def _narrower(side: str, rows: Array, made: Callable[[Array], Array], recorded: 
 
 def _beside(side: str, rows: Array, made: Callable[[Array], Array], error: Array) -> Rows:
     """A part of the row before, or after, or of the head before, which is added."""
-    none = np.zeros_like(rows[:1])
     others = {
-        "the row before": np.concatenate([none, rows[:-1]]),
-        "the row after": np.concatenate([rows[1:], none]),
+        "the row before": moved_on(rows, 1, 0),
+        "the row after": moved_on(rows, -1, 0),
         "the head before": np.roll(rows, 1, axis=1),
     }
     for words, other in others.items():

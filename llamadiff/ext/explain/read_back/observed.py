@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.ext.explain.case import Case, NotRecordedError
-from llamadiff.ext.explain.part import Part
+from llamadiff.ext.explain.part import Part, wrong_rows
 from llamadiff.ext.explain.pattern.deviation import ODD, SAME
 from llamadiff.ext.explain.subgraph import subgraph_of
 from llamadiff.judge.fact import Fact
@@ -69,8 +69,8 @@ class Observed:
     def wrong_part(self) -> Observed | None:
         """The rows that are wrong, where others are right."""
         axis = self.case.tap.row_axis
-        errors = np.moveaxis(np.square(self.error), axis, 0).reshape(self.recorded.shape[axis], -1).sum(axis=1)
-        part = Part.of(errors, self.case.run.n_prefill) if self.shown is None else None
+        wrong = wrong_rows(*row_errors(self.expected, self.recorded, axis), self.case.limit)
+        part = Part.of(wrong, self.case.run.n_prefill) if self.shown is None else None
         if part is None:
             return None
         recorded, expected = (np.take(side, part.rows, axis) for side in (self.recorded, self.expected))
