@@ -203,7 +203,8 @@ class Judge:
         tap, fitted = seen.tap, Fitted.of(seen, source, self.phases)
         right = fitted.right(seen, source)
         match = self._match(source, tap, fitted.policy) + self._unfollowed_error(source, seen, fitted.policy)
-        noise = TapNoise(source, seen, right, fitted.errors, span, match, self._kinds(source, span, tap))
+        cached = len(self.positions) * self.sizes["kv_head"] * self.sizes["dim"]
+        noise = TapNoise(source, seen, right, fitted.errors, span, match, self._kinds(source, span, tap), cached)
         besides = self._besides(source, tap)
         bounds = Allowance(right, match, lambda: noise.sure, source.precision_of(tap.name), *besides)
         return _Looked(

@@ -18,6 +18,7 @@ from llamadiff.judge.measurement import VARIANTS, UnknownRounding
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.policies import (
     BF16,
+    CACHES,
     COARSE,
     COARSE_ATTENTION,
     COARSE_CACHE,
@@ -32,6 +33,9 @@ Array = NDArray[Any]
 # How many times the square of a sample of rounding counts: of a perturbed lane, of one perturbed in its last bits,
 # of an arithmetic that is done in another way, of one on inputs in 16 bits: what is rounded again may go the other way.
 PERTURBED_FACTOR, PERTURBED_F32_FACTOR, VARIANT, FLIPPED = 2.0, 64.0, 0.02, 1.0
+# A cached value that lies between two steps of its type may go either way: how many do that no perturbed lane shows, how
+# far each moves, and how far a 4-bit cache moves every value, of the rms.
+TIES, STEPS, STEP, ROUGHLY = 8, {"F16": 2.0**-10, "BF16": 2.0**-7, "Q8_0": 2.0**-6}, 0.25, 0.08
 FEWER = 10.0  # ratio of two sums of ten squares each that chance makes one time in a thousand
 SURE_ROW = 1e-9  # NMSE of a row that an arithmetic has exactly, through a span
 _TINY = float(np.finfo(np.float64).tiny)
@@ -42,7 +46,7 @@ class TapNoise:
     """One tap of a source: ``expected`` are its values under the arithmetic that fits best.
 
     ``errors``: of each arithmetic, the rows' sums of squares; ``match`` is the NMSE of right arithmetic. ``kinds``:
-    what the ops of the span, and the tap's own, multiply by, or are.
+    what the ops of the span, and the tap's own, multiply by, or are; ``cached``: the values of a layer's K.
     """
 
     source: Source
@@ -52,6 +56,7 @@ class TapNoise:
     span: Sequence[str]
     match: float
     kinds: frozenset[str]
+    cached: int
 
     @cached_property
     def _rows_by_policy(self) -> dict[str, metrics.Rows]:
@@ -79,9 +84,18 @@ class TapNoise:
             samples.append(Sample(PERTURBED_FACTOR, made[READ_PERTURBED], made[READ]))
         if self.span and self.is_certain:
             samples.append(Sample(PERTURBED_FACTOR, self.expected, self._exact))
+        if self.span and COARSE_CACHE in made:
+            samples.append(Sample(self._weight_of_ties, made[COARSE_CACHE], self._exact))
         if not self.span and not in_f32:  # which arithmetic a tap has can be lost among flips
             samples += [Sample(FLIPPED, one, self._exact) for one in self._variants]
         return samples
+
+    @property
+    def _weight_of_ties(self) -> float:
+        """How much of what a 4-bit cache leaves a few ties leave, in rows that are rounded as they are stored."""
+        stored = [kept for kind in self.kinds & {*CACHES} if (kept := self.source.stored.get(kind, "F32")) != "F32"]
+        step = max((STEPS.get(kept, STEP) for kept in stored), default=0.0)
+        return TIES * (step / ROUGHLY) ** 2 / max(1, self.cached)
 
     @property
     def _variants(self) -> set[metrics.Rows]:

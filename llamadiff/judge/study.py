@@ -27,7 +27,8 @@ class Assumed:
     """What is assumed of a candidate: ``trace`` is its own as it would be without its ``choices`` (None: no candidate).
 
     ``roundings`` are those by which it is judged, ``own`` those among them that are not ggml's; ``draws``: samples of
-    what 16 bits do; ``records``: taps that it computed rightly and wrote down wrongly.
+    what 16 bits do; ``records``: taps that it computed rightly and wrote down wrongly; ``cache``: the type of its K and V
+    (empty: as it states).
     """
 
     trace: Trace | None
@@ -37,6 +38,7 @@ class Assumed:
     own: Mapping[str, Rounding] = field(default_factory=dict)
     draws: int = 1
     records: tuple[str, ...] = ()
+    cache: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Study:
     def manner(self) -> Conventions:
         """What the candidate does in its own way."""
         a, source = self.assumed, self.passes.judge.sources[self.under_test]
-        return Conventions(a.choices, a.own, source.precision, bool(a.sums)) if a.trace is not None else Conventions()
+        ours = Conventions(a.choices, a.own, source.precision, bool(a.sums), a.cache)
+        return ours if a.trace is not None else Conventions()
 
     @property
     def under_test(self) -> str:
@@ -79,6 +82,7 @@ class Bench:
         """What the engine finds under an assumption about a candidate."""
         assert assumed.trace is not None
         trace = assumed.trace.lacking(assumed.records) if assumed.records else assumed.trace
+        trace = trace.stating(type_k=assumed.cache, type_v=assumed.cache) if assumed.cache else trace
         found = run_passes(self.model, self.baseline, trace, self.how, None, assumed.roundings, assumed.draws)
         return Study(assumed, found)
 
@@ -90,7 +94,7 @@ def infer_conventions(bench: Bench, candidate: Trace | None, passes: Passes) -> 
     """A candidate under the best assumption; ``passes`` were made under none, as the baseline's are."""
     study = Study(Assumed(candidate), passes)
     slices = (look for looks in plugins.ask_all(lambda each: each.looks()) for look in looks)
-    for look in () if candidate is None or bench.model.by_graph else (*slices, _samples, _records):
+    for look in () if candidate is None else (*slices, *(() if bench.model.by_graph else (_samples, _records))):
         while (better := look(bench, study)) is not None:
             study = better
     return study

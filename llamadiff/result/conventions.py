@@ -30,13 +30,14 @@ class Conventions:
     """What is an engine's own and no mistake.
 
     ``precision``: what its tensors were kept in; ``roundings`` by kind of operand, where they are not ggml's;
-    ``adds_in_half``: sums of float16's numbers are kept in float16.
+    ``adds_in_half``: sums of float16's numbers are kept in float16; ``cache``: the type of K and V, which it did not state.
     """
 
     choices: tuple[Choice, ...] = ()
     roundings: Mapping[str, Rounding] = field(default_factory=dict)
     precision: str = F32
     adds_in_half: bool = False
+    cache: str = ""
 
     def clauses(self) -> Iterator[str]:
         """Each in words, as a clause."""
@@ -46,6 +47,8 @@ class Conventions:
             yield f"its tensors were kept in {self.precision}"
         if self.adds_in_half:
             yield "it adds products of F16 numbers in float16, as some CPUs and GPUs do"
+        if self.cache:
+            yield f"it keeps K and V in {self.cache} (producer.settings.type_k and type_v state it)"
         for op, name in _OPS.items():
             if op in self.roundings:
                 yield f"it computes {name} to about {self.roundings[op].bits} bits"

@@ -121,6 +121,13 @@ class Trace(Mapping[str, Array]):
         known = {name: mask for name, mask in self.known.items() if name not in names}
         return Trace(self.info, arrays, self.dtypes, self.path, known, self.kept, self.printed, self.sketch)
 
+    def stating(self, **settings: str) -> Trace:
+        """The same run of an engine that says this of its settings."""
+        stated = self.info.producer.get("settings")
+        own = {**(stated if isinstance(stated, dict) else {}), **settings}
+        info = replace(self.info, producer={**self.info.producer, "settings": own})
+        return Trace(info, self._arrays, self.dtypes, self.path, self.known, self.kept, self.printed, self.sketch)
+
     def head(self, n: int, names: Sequence[str] | None = None) -> Trace:
         """What it recorded of its first ``n`` tokens; taps without any, or of other shapes, are left out.
 

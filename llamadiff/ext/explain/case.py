@@ -128,6 +128,12 @@ class Case:
         assert self.tap.layer is not None
         return self.tap.layer
 
+    @property
+    def n_rows(self) -> int:
+        """How many tokens' rows of the tap were recorded."""
+        mask = self.run.known.get(self.tap.name)
+        return len(self.run.tokens) if mask is None else int(mask.reshape(len(mask), -1).any(axis=1).sum())
+
     def tap_input(self) -> Array:
         """What this tap's op reads, where it reads one tensor."""
         return self.values(self.run.model.inputs(self.tap)[0])
@@ -151,11 +157,10 @@ class Case:
     def nmse(self, x: Array) -> float:
         """How far a result [b, token, ...] is from what was recorded, under the arithmetic that fits a phase best."""
         assert self.recorded is not None
-        rows = self._row_errors(x)
-        total, size = 0.0, float(rows[0][1].sum())
+        rows, total = self._row_errors(x), np.zeros(2)
         for phase in cpu.phases(self.run.edges, self.run.n_prefill):
-            total += min(float(error[phase].sum()) for error, _ in rows)
-        value = metrics.ratio(total, size)
+            total += min(([error[phase].sum(), size[phase].sum()] for error, size in rows), key=lambda both: both[0])
+        value = metrics.ratio(float(total[0]), float(total[1]))
         return value if np.isfinite(value) else float("inf")
 
     def nmse_between(self, x: Array, other: Array) -> float:

@@ -241,7 +241,7 @@ def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit
         return []
     case = case_of(scene.run, scene.source, tap, local)
     found = [replayed(case, local.least, fit.key, fit.values, part=fit.part) for fit in group.fits]
-    return [fit for fit in found if fit is not None]
+    return [fit for fit in found if fit is not None and not _is_chance(fit, case, local)]
 
 
 def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outcome:
@@ -251,10 +251,18 @@ def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outco
         return Outcome(complete=False)
     case = case_of(scene.run, scene.source, tap, local)
     outcome = search(case, local.least, scene.budget, pairs=first, by_drop=scene.thorough)
+    outcome = replace(outcome, fits=tuple(fit for fit in outcome.fits if not _is_chance(fit, case, local)))
     if outcome.fits or local.span or local.not_finite:
         return outcome
     in_part = search_part(case, scene.budget)
     return in_part if in_part.fits else outcome
+
+
+def _is_chance(fit: Fit, case: Case, local: Local) -> bool:
+    """Whether rounding may explain what a constant does that was solved for in a single row: where all that goes on is
+    one number (how much each of two experts weighs), some value of any constant before it gives that.
+    """
+    return local.unclear and case.n_rows < 2 and any(value is not None for value in fit.values)
 
 
 def _short(local: Local) -> bool:

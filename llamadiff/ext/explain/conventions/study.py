@@ -1,4 +1,6 @@
-"""Two looks at a study: choices of an engine that cancel within the model, and roundings that no policy has."""
+"""Looks at a study: the type of a cache that is not stated, choices of an engine that cancel within the model, and
+roundings that no policy has.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,42 @@ from llamadiff.ext.explain.conventions.choices import suspected, without
 from llamadiff.ext.explain.conventions.reading import read
 from llamadiff.ext.explain.diagnose import Scene, scene_of
 from llamadiff.judge.run import Passes
+from llamadiff.judge.settings import settings_of
 from llamadiff.judge.study import Bench, Study
+from llamadiff.judge.verdict import is_right
+from llamadiff.numerics.policies import CACHES
 
 WORK = 1e10  # multiply-adds to ask whether a rounding is a known bug
+CACHE_TYPES, CLEARLY = ("F16", "BF16", "Q8_0", "Q4_0"), 0.01  # the likeliest first; of an error, what its type leaves
 WORSE = 10.0  # how many times the error that a tap had is too much where a choice is undone
+
+
+def caches(bench: Bench, study: Study) -> Study | None:
+    """The type of K and V that was not stated, where attention was not recorded: that which gives what comes after it.
+
+    What is left then is a small part of the error, and no more than float32 leaves, in one place at least.
+    """
+    assumed, before = study.assumed, _spans_of_attention(study)
+    assert assumed.trace is not None
+    stated = settings_of(assumed.trace)
+    if assumed.cache or not before or "type_k" in stated or "type_v" in stated:
+        return None
+    for kind in CACHE_TYPES:
+        again = bench.run(replace(assumed, cache=kind))
+        after = {f.tap.name: f.local["candidate"] for f in again.passes.findings if f.tap.name in before}
+        if any(is_right(after[name].verdict) and after[name].nmse < CLEARLY * nmse for name, nmse in before.items()):
+            return again
+    return None
+
+
+def _spans_of_attention(study: Study) -> dict[str, float]:
+    """The taps that are not right and answer for scores and sums that were not recorded, with their NMSE."""
+    own = [(f, f.local["candidate"]) for f in study.passes.findings if "candidate" in f.local]
+    return {
+        f.tap.name: local.nmse
+        for f, local in own
+        if local.span and not is_right(local.verdict) and f.measured["candidate"].evidence.kinds & {*CACHES}
+    }
 
 
 def choices(bench: Bench, study: Study) -> Study | None:
@@ -23,6 +57,8 @@ def choices(bench: Bench, study: Study) -> Study | None:
 
     A choice that is none makes some taps right, and others worse than they were.
     """
+    if bench.model.by_graph:
+        return None
     assumed, wrong = study.assumed, study.passes.wrong("candidate")
     words = {tap.kind.word for tap in wrong.values()}
     assert assumed.trace is not None
@@ -54,7 +90,7 @@ def _scene(bench: Bench, of: Runnable | None, study: Study) -> Scene | None:
 
 def roundings(bench: Bench, study: Study) -> Study | None:
     """The roundings that most taps of a kind show."""
-    if study.assumed.roundings:
+    if study.assumed.roundings or bench.model.by_graph:
         return None
     with threadpool_limits(1, "blas"):
         scene = _scene(bench, bench.model, study)
