@@ -15,6 +15,7 @@ from llamadiff.judge.allowance import OWN, WHOLE, Sample
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.lanes import Source
 from llamadiff.judge.measurement import VARIANTS, UnknownRounding
+from llamadiff.judge.settings import settings_of
 from llamadiff.numerics import metrics, tolerances
 from llamadiff.numerics.policies import (
     BF16,
@@ -33,11 +34,12 @@ Array = NDArray[Any]
 # How many times the square of a sample of rounding counts: of a perturbed lane, of one perturbed in its last bits,
 # of an arithmetic that is done in another way, of one on inputs in 16 bits: what is rounded again may go the other way.
 PERTURBED_FACTOR, PERTURBED_F32_FACTOR, VARIANT, FLIPPED = 2.0, 64.0, 0.02, 1.0
-# A cached value that lies between two steps of its type may go either way: how many do that no perturbed lane shows, how
-# far each moves, and how far a 4-bit cache moves every value, of the rms.
+# A cached value that lies between two steps of its type may go either way: how many do that no perturbed lane shows,
+# how far each moves, and how far a 4-bit cache moves every value, of the rms.
 TIES, STEPS, STEP, ROUGHLY = 8, {"F16": 2.0**-10, "BF16": 2.0**-7, "Q8_0": 2.0**-6}, 0.25, 0.08
 FEWER = 10.0  # ratio of two sums of ten squares each that chance makes one time in a thousand
 SURE_ROW = 1e-9  # NMSE of a row that an arithmetic has exactly, through a span
+ROWS = 3  # such rows, but for the first, that are no accident
 _TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -184,21 +186,46 @@ class TapNoise:
         """The rows' sums of squared errors against what was recorded."""
         return computed.errors(self.seen.clamp_to_print_precision(self.source, computed))
 
-    def unknown_rounding(self, nearest: Array) -> UnknownRounding:
+    def unknown(self, nearest: Array, phases: Sequence[slice]) -> UnknownRounding:
         """What the span errs by, and what roundings that nothing shows may leave of it. ``nearest``: the rows' errors
         under the arithmetic that fits best.
         """
+        all_shown, cache_shown = self._shown_by_rows(nearest, phases)
         made, exact = self._rows_by_policy, self._exact
         size = float(exact.reference().sum())
         others = [error for error in self.errors if error is not nearest]
 
-        def left(policy: str) -> float:
-            return metrics.ratio(float(made[policy].errors(exact).sum()), size) if policy in made else 0.0
+        def left(policy: str, shown: bool) -> float:
+            known = shown or policy not in made
+            return 0.0 if known else metrics.ratio(float(made[policy].errors(exact).sum()), size)
 
         kept = self.source.precision_of(self.seen.tap.name)
         return UnknownRounding(
-            left(COARSE), left(COARSE_CACHE), left(COARSE_ATTENTION), tolerances.ROUNDING[BF16],
+            left(COARSE, all_shown), left(COARSE_CACHE, all_shown or cache_shown), left(COARSE_ATTENTION, all_shown),
+            0.0 if all_shown else tolerances.ROUNDING[BF16],
             OWN * tolerances.ROUNDING[kept] if kept != F32 else 0.0,
             metrics.ratio(float(self.errors[0].sum()), size), metrics.ratio(float(nearest.sum()), size),
             fit.is_certain(nearest, others, exact.reference(), SURE_ROW),
         )  # fmt: skip
+
+    def _shown_by_rows(self, errors: Array, phases: Sequence[slice]) -> tuple[bool, bool]:
+        """Whether exact rows show how all ops of the span round, and whether they show what a cache makes of K and V.
+
+        What rounds does so in every row of a phase, and in rows that read what the others have written: so all is
+        shown by exact rows of the same phase of which one comes later, and a cache whose type is stated by those of
+        any. The first row has nothing to weigh; a choice of experts may be a tie in one row.
+        """
+        if any(name.startswith("ffn_moe_topk") for name in self.span):
+            return False, False
+        sizes, is_stated = self._exact.reference(), {"type_k", "type_v"} <= settings_of(self.source.trace).keys()
+        exact, off = errors <= SURE_ROW * sizes, errors > SURE_ROW * sizes
+        right = [np.flatnonzero(exact & (sizes > 0) & _within(phase, len(sizes))) for phase in phases]
+        wrong = [np.flatnonzero(off & _within(phase, len(sizes))) for phase in phases]
+        last = [int(rows[-1]) if np.count_nonzero(rows) >= ROWS else -1 for rows in right]
+        later = all(end > rows.max(initial=-1) for end, rows in zip(last, wrong, strict=True) if len(rows))
+        return later, is_stated and max(last) >= 0
+
+
+def _within(rows: slice, count: int) -> Array:
+    """Which of so many rows are those."""
+    return np.isin(np.arange(count), np.arange(count)[rows])

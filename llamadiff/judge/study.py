@@ -27,8 +27,8 @@ class Assumed:
     """What is assumed of a candidate: ``trace`` is its own as it would be without its ``choices`` (None: no candidate).
 
     ``roundings`` are those by which it is judged, ``own`` those among them that are not ggml's; ``draws``: samples of
-    what 16 bits do; ``records``: taps that it computed rightly and wrote down wrongly; ``cache``: the type of its K and V
-    (empty: as it states).
+    what 16 bits do; ``records``: taps that it computed rightly and wrote down wrongly; ``cache``: the type of K and V
+    (empty: what it states).
     """
 
     trace: Trace | None

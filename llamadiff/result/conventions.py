@@ -30,7 +30,7 @@ class Conventions:
     """What is an engine's own and no mistake.
 
     ``precision``: what its tensors were kept in; ``roundings`` by kind of operand, where they are not ggml's;
-    ``adds_in_half``: sums of float16's numbers are kept in float16; ``cache``: the type of K and V, which it did not state.
+    ``adds_in_half``: sums of float16's numbers are kept in float16; ``cache``: the type of K and V, where not stated.
     """
 
     choices: tuple[Choice, ...] = ()

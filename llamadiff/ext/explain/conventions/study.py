@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from llamadiff.engines.model_file import Runnable
@@ -13,6 +14,7 @@ from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.conventions.choices import suspected, without
 from llamadiff.ext.explain.conventions.reading import read
 from llamadiff.ext.explain.diagnose import Scene, scene_of
+from llamadiff.judge.noise import SURE_ROW
 from llamadiff.judge.run import Passes
 from llamadiff.judge.settings import settings_of
 from llamadiff.judge.study import Bench, Study
@@ -25,28 +27,27 @@ WORSE = 10.0  # how many times the error that a tap had is too much where a choi
 
 
 def caches(bench: Bench, study: Study) -> Study | None:
-    """The type of K and V that was not stated, where attention was not recorded: that which gives what comes after it.
-
-    What is left then is a small part of the error, and no more than float32 leaves, in one place at least.
+    """The type of K and V that was not stated, where attention was not recorded: that which most rows of some tap after
+    it have, and no other.
     """
-    assumed, before = study.assumed, _spans_of_attention(study)
+    assumed, before = study.assumed, _rows_after_attention(study)
     assert assumed.trace is not None
     stated = settings_of(assumed.trace)
     if assumed.cache or not before or "type_k" in stated or "type_v" in stated:
         return None
     for kind in CACHE_TYPES:
         again = bench.run(replace(assumed, cache=kind))
-        after = {f.tap.name: f.local["candidate"] for f in again.passes.findings if f.tap.name in before}
-        if any(is_right(after[name].verdict) and after[name].nmse < CLEARLY * nmse for name, nmse in before.items()):
+        after = _rows_after_attention(again)
+        if any(after.get(name, 0.0) < min(SURE_ROW, CLEARLY * nmse) for name, nmse in before.items()):
             return again
     return None
 
 
-def _spans_of_attention(study: Study) -> dict[str, float]:
-    """The taps that are not right and answer for scores and sums that were not recorded, with their NMSE."""
+def _rows_after_attention(study: Study) -> dict[str, float]:
+    """The median row's NMSE of each tap that is not right, and answers for scores and sums that were not recorded."""
     own = [(f, f.local["candidate"]) for f in study.passes.findings if "candidate" in f.local]
     return {
-        f.tap.name: local.nmse
+        f.tap.name: float(np.median(local.per_token))
         for f, local in own
         if local.span and not is_right(local.verdict) and f.measured["candidate"].evidence.kinds & {*CACHES}
     }
