@@ -86,7 +86,7 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "words": (
         "What is said of a result.",
         (
-            "advice", "blame", "diagnosis_text",
+            "advice", "blame", "diagnosis_text", "provenance", "repairs",
         ),
     ),
 }  # fmt: skip

@@ -68,7 +68,6 @@ FORMATS = (
     Format("json", (".json",), "report.json:to_json", of_several="report.json:checks_to_json"),
     Format("json-full", (), "report.json:to_full_json", of_several="report.json:checks_to_full_json"),  # every token's
     CSV,
-    Format("junit", (".xml",), "report.junit:to_junit", of_several="report.junit:checks_to_junit"),
 )  # fmt: skip
 
 

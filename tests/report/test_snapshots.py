@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from llamadiff.report.formats import About
 from llamadiff.report.json import to_csv, to_json
-from llamadiff.report.junit import checks_to_junit
 from report.made_up import REPORTS, SHAPES
-from report.snapshots import Csv, Json, Text, Xml, printed
+from report.snapshots import Csv, Json, Text, printed
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -36,9 +33,3 @@ def test_json(snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_csv(snapshot: SnapshotAssertion) -> None:
     assert to_csv(REPORTS["missing taps"], About()) == snapshot(extension_class=Csv)
-
-
-def test_junit(snapshot: SnapshotAssertion) -> None:
-    about = About(refused=((Path("b<&>\x01.safetensors"), "not a readable trace"),))
-    results = [(Path(name), REPORTS[name]) for name in ("right", "unchecked", "several causes", "hostile")]
-    assert checks_to_junit(results, about) == snapshot(extension_class=Xml)

@@ -180,6 +180,7 @@ def test_statistics_over_positions_are_those_of_their_names():
 # -- for machines
 
 
+@needs_slices("page")
 def test_junit_has_a_case_for_each(captures, small_model, faulty, tmp_path):
     target = tmp_path / "r.xml"
     bad = tmp_path / "b<&>\x01.safetensors"

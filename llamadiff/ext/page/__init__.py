@@ -1,4 +1,4 @@
-"""The report as a document: Markdown, and a page for a browser."""
+"""The report as a document: Markdown, a page for a browser, and JUnit's XML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Page(Slice):
-    """The report as a document: Markdown, and a page for a browser."""
+    """The report as a document: Markdown, a page for a browser, and JUnit's XML."""
 
     def formats(self) -> Sequence[Format]:
         from llamadiff.report.formats import Format
@@ -26,6 +26,7 @@ class Page(Slice):
             Format(
                 "html", (".html",), "ext.page.page:to_html", of_several="ext.page.page:checks_to_html", pictures=True
             ),
+            Format("junit", (".xml",), "ext.page.junit:to_junit", of_several="ext.page.junit:checks_to_junit"),
         )  # fmt: skip
 
     def closeup(self, recorded: Rows, right: Rows, axes: Sequence[str], index: Sequence[int]) -> object:

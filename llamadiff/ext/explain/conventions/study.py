@@ -14,7 +14,6 @@ from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.conventions.choices import suspected, without
 from llamadiff.ext.explain.conventions.reading import read
 from llamadiff.ext.explain.diagnose import Scene, scene_of
-from llamadiff.judge.noise import SURE_ROW
 from llamadiff.judge.run import Passes
 from llamadiff.judge.settings import settings_of
 from llamadiff.judge.study import Bench, Study
@@ -22,7 +21,8 @@ from llamadiff.judge.verdict import is_right
 from llamadiff.numerics.policies import CACHES
 
 WORK = 1e10  # multiply-adds to ask whether a rounding is a known bug
-CACHE_TYPES, CLEARLY = ("F16", "BF16", "Q8_0", "Q4_0"), 0.01  # the likeliest first; of an error, what its type leaves
+CACHE_TYPES = "F16", "BF16", "Q8_0", "Q4_0"  # of a cache that is not stated, the likeliest first
+CLEARLY, EXACT = 0.01, 1e-9  # what a cache's own type leaves of a row: of its error, and NMSE
 WORSE = 10.0  # how many times the error that a tap had is too much where a choice is undone
 
 
@@ -38,7 +38,7 @@ def caches(bench: Bench, study: Study) -> Study | None:
     for kind in CACHE_TYPES:
         again = bench.run(replace(assumed, cache=kind))
         after = _rows_after_attention(again)
-        if any(after.get(name, 0.0) < min(SURE_ROW, CLEARLY * nmse) for name, nmse in before.items()):
+        if any(after.get(name, 0.0) < min(EXACT, CLEARLY * nmse) for name, nmse in before.items()):
             return again
     return None
 
