@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from llamadiff.judge.verdict import NOISE, WRONG, is_right
 from proof.injected import BUGS
 from proof.strangers.arithmetic import ARITHMETICS, BY_NAME, Arithmetic
 from proof.strangers.crossing import (
@@ -123,6 +124,10 @@ def _once_accused() -> list[Case]:
         case("f16 operands", "llama-deep", "Q8_0", length=1),  # what fits a part of the error was forgotten after two
         case("bf16 weights", "llama-deep", "Q4_K", length=1),  # layers; and then came nearer than what was kept
         case("int8 cut", "moe", "Q4_K", shape="sparse"),  # errs by 7 bits, and by its cache
+        # a constant that was solved for in one row, of which experts' two weights are all that goes on
+        case("bf16 weights", "moe", "BF16", shape="sparse", seed=2, length=1, model_seed=3),
+        # a bug that makes one arithmetic's values huge, and another's not
+        case("Q8_0 cut scale", "qwen2", "BF16", shape="sparse", seed=3, length=1, precision="f16", model_seed=3),
     ]
 
 
@@ -227,6 +232,30 @@ def test_what_is_said_of_a_rounding_is_true(name: str, where: tuple[str, str, st
         words for words in said if not words.endswith("bits") and not any(true in words for true in SHARES[name])
     ] == []
     assert all("8 bits" in words or "Q8" in words for words in said)
+
+
+# arithmetic -> the type that its cache has, of those that a trace can state
+OWN = dict.fromkeys(("float64", "cache f16 both", "cache Q8_0 and Q", "cache int8 of a head", "cache 4 bits"), "")
+CACHES = {"cache f16": "F16", "cache bf16": "BF16", "cache Q8_0": "Q8_0", "cache Q4_0": "Q4_0"} | OWN
+
+
+@pytest.mark.parametrize("shape", ["sparse", "logits"])
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_that_is_not_stated_is_found(name: str, shape: str, judge: Judged):
+    """From what comes after it alone, where it has one of the types that can be stated, and no other type."""
+    found = judge(Case(BY_NAME[name], "qwen3", "F16", shape=shape)).comparison
+    assert found.manner is not None
+    assert found.manner.cache in ("", CACHES[name])
+    if CACHES[name]:
+        assert is_right(found.verdict)
+        assert found.manner.cache or found.verdict == NOISE
+
+
+@pytest.mark.parametrize("bug", ["rope: steps lag by one", "K and V swapped", "scale 0.3", "window of 8"])
+def test_a_cache_that_is_not_stated_hides_no_mistake(bug: str, judge: Judged):
+    outcome = judge(Case(BY_NAME["cache f16"], "qwen3", "F16", bug, shape="sparse", decode=4))
+    assert outcome.missed is None
+    assert outcome.comparison.verdict == WRONG
 
 
 @pytest.mark.parametrize("case", [case for case in FOUND if not case.arithmetic.elsewhere], ids=lambda case: case.name)

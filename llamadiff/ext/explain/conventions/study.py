@@ -33,23 +33,25 @@ def caches(bench: Bench, study: Study) -> Study | None:
     assumed, before = study.assumed, _rows_after_attention(study)
     assert assumed.trace is not None
     stated = settings_of(assumed.trace)
-    if assumed.cache or not before or "type_k" in stated or "type_v" in stated:
+    if assumed.cache or not any(is_open for _, is_open in before.values()) or {"type_k", "type_v"} & stated.keys():
         return None
     for kind in CACHE_TYPES:
         again = bench.run(replace(assumed, cache=kind))
-        after = _rows_after_attention(again)
-        if any(after.get(name, 0.0) < min(EXACT, CLEARLY * nmse) for name, nmse in before.items()):
+        left = {name: nmse for name, (nmse, _) in _rows_after_attention(again).items()}
+        if any(is_open and left[name] < min(EXACT, CLEARLY * nmse) for name, (nmse, is_open) in before.items()):
             return again
     return None
 
 
-def _rows_after_attention(study: Study) -> dict[str, float]:
-    """The median row's NMSE of each tap that is not right, and answers for scores and sums that were not recorded."""
+def _rows_after_attention(study: Study) -> dict[str, tuple[float, bool]]:
+    """Of each tap that answers for scores and sums that were not recorded, the median row's NMSE, and whether it is not
+    right.
+    """
     own = [(f, f.local["candidate"]) for f in study.passes.findings if "candidate" in f.local]
     return {
-        f.tap.name: float(np.median(local.per_token))
+        f.tap.name: (float(np.median(local.per_token)), not is_right(local.verdict))
         for f, local in own
-        if local.span and not is_right(local.verdict) and f.measured["candidate"].evidence.kinds & {*CACHES}
+        if local.span and f.measured["candidate"].evidence.kinds & {*CACHES}
     }
 
 
