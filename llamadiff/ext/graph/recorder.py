@@ -35,6 +35,7 @@ class GraphRecorder:
         self.nodes: list[dict[str, Any]] = []
         self.leaves: list[dict[str, Any]] = []
         self.given: dict[str, Array] = {}
+        self._scans: dict[tuple[int, tuple[int, ...]], str | None] = {}  # a scan, and its input's shape -> its tap
 
     def asked(self, node: Node) -> None:
         """Before a node runs."""
@@ -45,8 +46,15 @@ class GraphRecorder:
         self.nodes.append({
             "number": number, "name": node.name, "op": node.op, "kind": node.type, "shape": node.shape,
             "params": node.parameters.hex(), "sources": sources, "view": view,
-            "tap": None if node.op == "SSM_SCAN" else node.tap,  # its states follow what it puts out
+            "tap": self._tap(node, number, sources),
         })  # fmt: skip
+
+    def _tap(self, node: Node, number: int, sources: Sequence[int]) -> str | None:
+        """The tap that a node is: of a scan, whose states follow what it puts out, the look at the first."""
+        if node.op == "SSM_SCAN":
+            self._scans[number, tuple(node.sources[1].shape)] = node.tap
+            return None
+        return self._scans.get((sources[0], tuple(node.shape))) or node.tap if sources else node.tap
 
     def _number(self, tensor: Node) -> int:
         address = tensor.address

@@ -84,7 +84,7 @@ OF_OTHERS = {
     "alibi-wrong", "clamp-missing", "convolution-reversed", "convolution-shifted", "decay-wrong", "delta-net-wrong",
     "gate-after-norm", "gate-missing", "l2-norm-missing", "multiplier-missing", "multiplier-other",
     "shared-expert-missing", "sinks-ignored", "skip-missing", "softcap-missing", "softcap-other", "state-behind",
-    "state-lost",
+    "state-lost", "decay-missing-in-batch", "recurrence-input-misplaced", "step-size-limited",
     "state-inputs-swapped", "step-size-wrong", "window-ignored",
 }  # fmt: skip
 

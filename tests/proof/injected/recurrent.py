@@ -58,6 +58,54 @@ def gates_in(*order: int) -> dict[str, Edit]:
     return {"gates": gates}
 
 
+def late_x(e: Engine, right: Edit, x: Array, *rest: Array) -> Array:
+    return right(np.concatenate([np.zeros_like(x[:1]), x[:-1]]), *rest)
+
+
+def no_b(e: Engine, right: Edit, values: Array) -> tuple[Array, Array, Array]:
+    x, b, c = right(values)
+    return x, 0 * b, c
+
+
+def decayed_again(e: Engine, right: Edit, x: Array, steps: Array, b: Array, c: Array) -> Array:
+    """Each batch but the first begins with a state that has decayed for its first token already."""
+    place = "state", e.layer
+    if place in e.states:
+        e.states[place] = e.fading(steps[0][:, None, None]) * e.states[place]
+    return right(x, steps, b, c)
+
+
+def first_token_again(e: Engine, right: Edit, x: Array, steps: Array, b: Array, c: Array) -> Array:
+    if ("state", e.layer) in e.states:
+        right(x[:1], steps[:1], b[:1], c[:1])
+    return right(x, steps, b, c)
+
+
+def older(what: str) -> Edit:
+    """A batch begins with the state behind the last batch but one."""
+
+    def state(e: Engine, right: Edit, shape: tuple[int, ...]) -> Array:
+        now = right(shape)
+        before = e.states.get((f"older {what}", e.layer), now)
+        e.states[f"older {what}", e.layer] = now
+        return before
+
+    return state
+
+
+def undecayed(e: Engine, right: Edit, x: Array, steps: Array, b: Array, c: Array) -> Array:
+    """What this batch writes is summed up as it was written."""
+    shape = (e.state_heads, x.shape[-1], e.state_size)
+    old, new = e.state(shape), np.zeros(shape)
+    right(x, steps, b, c)
+    out = []
+    for t in range(len(x)):
+        dt = steps[t][:, None, None]
+        old, new = e.fading(dt) * old, new + dt * x[t][..., None] * b[t][:, None, :]
+        out.append(((old + new) * c[t][:, None, :]).sum(axis=-1))
+    return np.stack(out)
+
+
 INJECTIONS = (
     elsewhere("convolution: kernel reversed", "convolution-reversed",
               {"kernel": lambda e, right, stem: right(stem)[:, ::-1]}),
@@ -71,6 +119,17 @@ INJECTIONS = (
               {"history": lambda e, right, shape: np.zeros(shape, np.float32)}, decode=DECODE),
     elsewhere("state space: not kept between batches", "state-lost",
               {"state": lambda e, right, shape: np.zeros(shape)}, decode=DECODE),
+    elsewhere("state space: decays once more between batches", "state-lost", {"scanned": decayed_again}, decode=DECODE),
+    elsewhere("state space: a batch's first token twice", "state-lost", {"scanned": first_token_again}, decode=DECODE),
+    elsewhere("state space: an older batch's", "state-lost", {"state": older("state")}, decode=DECODE),
+    elsewhere("convolution: an older batch's", "state-lost", {"history": older("conv")}, decode=DECODE),
+    elsewhere("state space: a batch's writes do not decay", "decay-missing-in-batch", {"scanned": undecayed}),
+    elsewhere("state space: x of the token before", "recurrence-input-misplaced", {"scanned": late_x}),
+    elsewhere("state space: no B", "recurrence-input-misplaced", {"scan_parts": no_b}),
+    elsewhere("state space: steps of at most 0.1", "step-size-limited",
+              {"step_size": lambda e, right, dt: np.minimum(right(dt), 0.1)}),
+    elsewhere("state space: steps of at least 0.5", "step-size-limited",
+              {"step_size": lambda e, right, dt: np.maximum(right(dt), 0.5)}),
     elsewhere("state space: dt without softplus", "step-size-wrong",
               {"step_size": lambda e, right, dt: dt.astype(np.float64)}),
     elsewhere("state space: softplus twice", "step-size-wrong",

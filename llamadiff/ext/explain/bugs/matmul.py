@@ -15,6 +15,7 @@ from llamadiff.ext.explain.bugs.norms import NORMS
 from llamadiff.ext.explain.registry import Constant, Edit, at_nodes
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.explain.solve import FACTOR, LOGIT_CAP
+from llamadiff.ext.graph.graph import GraphNode
 from llamadiff.ext.graph.op import Array, Op, Operand
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
@@ -200,13 +201,39 @@ def qkv_split(site: Site) -> Iterator[Edit]:
     offset = int(np.frombuffer(site.node.view[1], np.int64)[0]) if site.node.view is not None else -1
     if offset not in views:
         return
-    size, sums = views[offset], site.source_of_view()
+    size, sums, dim, step = views[offset], site.source_of_view(), site.node.shape[-1], _step(site.node)
+    if dim < step and site.node.shape[-2] > 1:
+        yield from _side_by_side(sorted(views), offset, step, site.node.shape)
+        return
     fix = f"take the values {offset} to {offset + size - 1} of each row"
-    for variant, (says, part) in _splits(views, offset, site.node.shape[-1]).items():
+    for variant, (says, part) in _splits(views, offset, dim).items():
         yield Edit(takes(partial(_part_taken, part)), says, variant, fix=fix)
         if sums is not None and sums.op == "ADD" and site.own(sums) and site.at(sums).shape(1)[-2] == 1:
             own = with_source(0, partial(_part_put, part, offset, size))
             yield Edit(lambda n: n, f"{says}; its bias is right", f"{variant} own bias", {sums.number: own}, fix)
+
+
+def _side_by_side(offsets: list[int], offset: int, step: int, shape: tuple[int, ...]) -> Iterator[Edit]:
+    """Where people take a part from that has its values in each head beside the other parts' (Q and its gate)."""
+    heads, dim, place = shape[-2], shape[-1], offsets.index(offset)
+    fix = f"take the values {offset} to {offset + dim - 1} of every {step}: each head has its parts side by side"
+    start = place * heads * dim
+    says = f"takes the values from {start} on, in a row; this model has each head's parts side by side"
+    yield Edit(takes(partial(_part_taken, partial(_from, start, heads * dim))), says, f"in a row {place}", fix=fix)
+    for other in offsets:
+        if other != offset and other + dim <= step:
+            says = f"takes the values from {other} on of each head's {step}; this model has its part from {offset} on"
+            taken = takes(partial(_part_taken, partial(_of_each_head, other, dim, step)))
+            yield Edit(taken, says, f"of each head {other - offset:+d}", fix=fix)
+
+
+def _of_each_head(start: int, dim: int, step: int, rows: Array) -> Array:
+    return rows.reshape(*rows.shape[:-1], -1, step)[..., start : start + dim]
+
+
+def _step(node: GraphNode) -> int:
+    """How many values lie between two heads of a view."""
+    return int(np.frombuffer(node.view[1], np.int64)[3]) if node.view is not None else 0
 
 
 Part = Callable[[Array], Array]  # rows [..., values] of a fused product -> those that are taken for a part

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -12,10 +12,13 @@ import numpy as np
 
 from llamadiff.ext.explain.alter import changed, moved_on, swapped, takes, through, with_source
 from llamadiff.ext.explain.bugs.norms import NORMS
-from llamadiff.ext.explain.registry import Edit, at_nodes
+from llamadiff.ext.explain.registry import Constant, Edit, at_nodes
 from llamadiff.ext.explain.site import Site
+from llamadiff.ext.explain.solve import Sought
+from llamadiff.ext.graph.engine import Alter
 from llamadiff.ext.graph.op import Op, function_of
 from llamadiff.ext.graph.ops.recurrent import selective_scan
+from llamadiff.ext.graph.ops.unary import softplus
 
 DT, A, B, C = 2, 3, 4, 5  # places among SSM_SCAN's sources
 
@@ -44,35 +47,161 @@ def state_behind(site: Site) -> Iterator[Edit]:
         yield Edit(swapped(0, 1), "puts the convolution's state behind the new values")
 
 
-@at_nodes("SSM_CONV", "SSM_SCAN", fix="keep the state for the next batch")
+@dataclass(frozen=True)
+class _Recurrence:
+    """An op that carries a state from token to token: where it is, and what each token gives.
+
+    ``state``: its place among the sources; ``rows``: places of what has a row a token -> name; ``writes``: the places
+    without which a token writes nothing into the state; ``keeps``: a place, and its value with which the state does not
+    decay.
+    """
+
+    state: int
+    rows: Mapping[int, str]
+    writes: tuple[int, ...]
+    keeps: tuple[int, float]
+
+    def part(self, n: Op, a: int, z: int) -> dict[int, Any]:
+        """What tokens from a to z give: [seq, token, head, dim], of dt [1, seq, token, head]."""
+        axes = {place: -2 if name == "dt" else -3 for place, name in self.rows.items()}
+        return {place: np.take(n.x(place), range(a, z), axis=axis) for place, axis in axes.items()}
+
+
+RECURRENCES = {
+    "SSM_SCAN": _Recurrence(0, {1: "x", DT: "dt", B: "B", C: "C"}, (1,), (A, 0.0)),
+    "GATED_DELTA_NET": _Recurrence(5, {0: "q", 1: "k", 2: "v", 3: "g", 4: "beta"}, (4,), (3, 0.0)),
+    "GATED_LINEAR_ATTN": _Recurrence(4, {0: "k", 1: "v", 2: "q", 3: "g"}, (0,), (3, 1.0)),
+    "RWKV_WKV6": _Recurrence(5, {0: "k", 1: "v", 2: "r", 4: "w"}, (0,), (4, 1.0)),
+    "RWKV_WKV7": _Recurrence(6, {0: "r", 1: "w", 2: "k", 3: "v", 4: "a", 5: "b"}, (2, 4), (1, 1.0)),
+}
+EDGES = 3  # batches that are each tried alone
+STEPS = 0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0  # limits of step sizes that are tried first
+
+
+class _Scan:
+    """One recurrence, token by token or in batches: ``run`` gives what is read out, and the state behind."""
+
+    def __init__(self, n: Op) -> None:
+        self.n, self.how = n, RECURRENCES[n.name]
+        first, self.state = next(iter(self.how.rows)), n.x(self.how.state)
+        self.tokens = n.x(first).shape[-2 if self.how.rows[first] == "dt" else -3]
+        kept = max(1, int(n.ints[0])) if n.name in ("SSM_SCAN", "GATED_DELTA_NET") else 1
+        self.shape, self.kept = self.state.shape[-4:], kept * int(np.prod(self.state.shape[-4:]))
+        self.width = (int(np.prod(n.shape)) - self.kept) // self.tokens
+
+    def run(self, a: int, z: int, state: Any, writes: bool = True, decays: bool = True) -> tuple[Any, Any]:
+        """Tokens from a to z, which go on from a state [.., token * width], and the newest states."""
+        rows = self.how.part(self.n, a, z)
+        silent = {} if writes else {place: 0 * rows[place] for place in self.how.writes}
+        place, value = self.how.keeps
+        kept = {} if decays else {place: np.full_like(rows.get(place, self.n.x(place)), value)}
+        total = (z - a) * self.width
+        out = _again(self.n, (1, 1, 1, total + self.kept), rows | silent | kept | {self.how.state: state})
+        flat = out.reshape(*out.shape[:-4], -1)
+        return flat[..., :total], flat[..., total:]
+
+    def newest(self, states: Any) -> Any:
+        """The first of the states that were given, in its own shape."""
+        return states[..., : int(np.prod(self.shape))].reshape(*states.shape[:-1], *self.shape)
+
+    def joined(self, reads: Sequence[Any], states: Any) -> Any:
+        """As the op gives both."""
+        return np.concatenate([*reads, states], axis=-1).reshape(*states.shape[:-1], *self.n.shape)
+
+
+@at_nodes("SSM_CONV", *RECURRENCES, fix="keep the state for the next batch")
 def state_lost(site: Site) -> Iterator[Edit]:
-    """The state of a convolution or a state space is not kept: each batch after the first begins with zeros."""
-    edges = site.case.run.edges
-    if len(edges) > 2:
-        begun = _convolved_anew if site.node.op == "SSM_CONV" else _scanned_anew
-        yield Edit(takes(partial(begun, edges)), "begins each batch with a state of zeros")
+    """The state of a convolution or a recurrence is lost between batches, is an older one, or went on too far."""
+    edges, is_conv = site.case.run.edges, site.node.op == "SSM_CONV"
+    says = {"zeros": "a state of zeros", "older": "a state that is one batch old"} | (
+        {}
+        if is_conv
+        else {"decayed": "a state that has decayed once more", "twice": "a state that has its first token"}
+    )
+    batches = list(range(1, len(edges) - 1))
+    places = [("each batch", batches)] if batches else []
+    places += [(f"the batch at token {edges[i]}", [i]) for i in batches[:EDGES] if len(batches) > 1]
+    for kind, words in says.items():
+        for where, which in places:
+            if kind == "older" and which == [1]:  # that of the first is zeros
+                continue
+            begun = partial(_convolved if is_conv else _scanned, edges, kind, which)
+            yield Edit(takes(begun), f"begins {where} with {words}", f"{kind} {where}")
 
 
-def _convolved_anew(edges: Sequence[int], n: Op) -> Any:
+def _convolved(edges: Sequence[int], kind: str, which: Sequence[int], n: Op) -> Any:
+    """Batches of a convolution, some of which begin with other values before them."""
     x, before = n.x(), n.x(1).shape[-1] - 1
-    parts = []
-    for a, z in pairwise(edges):
-        rows = np.array(x[..., a : before + z])
-        rows[..., :before] *= a == 0
-        parts.append(_again(n, n.shape, {0: rows}))
+    begun, parts = [x[..., :before]], []
+    for number, (a, z) in enumerate(pairwise(edges)):
+        state = begun[-1] if number not in which else 0 * begun[-1] if kind == "zeros" else begun[-2]
+        rows = np.concatenate([state, x[..., before + a : before + z]], axis=-1)
+        parts.append(_again(n, (*n.shape[:-2], z - a, n.shape[-1]), {0: rows}))
+        begun.append(rows[..., rows.shape[-1] - before :])
     return np.concatenate(parts, axis=-2)
 
 
-def _scanned_anew(edges: Sequence[int], n: Op) -> Any:
-    """Batches [.., token, head, dim] scanned by themselves: what they read out, then the last one's state."""
-    x, state = n.x(1), n.x()
-    size, parts = int(np.prod(x.shape[-4:])) // x.shape[-3], []
+def _scanned(edges: Sequence[int], kind: str, which: Sequence[int], n: Op) -> Any:
+    """Batches of a recurrence, some of which begin with another state."""
+    scan, reads = _Scan(n), []
+    begun = [scan.state]
+    for number, (a, z) in enumerate(pairwise(edges)):
+        state = begun[-1]
+        if number in which:
+            again = kind in ("decayed", "twice")
+            other = scan.newest(scan.run(a, a + 1, state, writes=kind == "twice")[1]) if again else begun[-2]
+            state = 0 * state if kind == "zeros" else other
+        read, states = scan.run(a, z, state)
+        reads.append(read)
+        begun.append(scan.newest(states))
+    return scan.joined(reads, states)
+
+
+@at_nodes(*RECURRENCES, fix="let what a token wrote decay with each token after it, within a batch too")
+def decay_missing_in_batch(site: Site) -> Iterator[Edit]:
+    """What tokens of a batch wrote into the state is read without its decay: a mask is causal, and does not decay."""
+    if any(z - a > 1 for a, z in pairwise(site.case.run.edges)):
+        yield Edit(
+            takes(partial(_undecayed, site.case.run.edges)), "reads what its batch has written without its decay"
+        )
+
+
+def _undecayed(edges: Sequence[int], n: Op) -> Any:
+    scan, reads = _Scan(n), []
+    state = scan.state
     for a, z in pairwise(edges):
-        shape = (*n.shape[:-1], n.shape[-1] - size * (x.shape[-3] - (z - a)))
-        rows = {i: n.x(i)[..., a:z, :, :] for i in (1, B, C)}
-        parts.append(_again(n, shape, {0: state * (a == 0), DT: n.x(DT)[..., a:z, :], **rows}))
-    read = [part[..., : size * (z - a)] for part, (a, z) in zip(parts, pairwise(edges), strict=True)]
-    return np.concatenate([*read, parts[-1][..., size * (edges[-1] - edges[-2]) :]], axis=-1)
+        old, new = state, 0 * state
+        for token in range(a, z):
+            faded = scan.newest(scan.run(token, token + 1, state, writes=False)[1])
+            states = scan.run(token, token + 1, state)[1]
+            state = scan.newest(states)
+            old, new = scan.newest(scan.run(token, token + 1, old, writes=False)[1]), new + state - faded
+            reads.append(scan.run(token, token + 1, old + new, writes=False, decays=False)[0])
+    return scan.joined(reads, states)
+
+
+@at_nodes(*RECURRENCES, fix="give each token of the recurrence its own row of every input")
+def recurrence_input_misplaced(site: Site) -> Iterator[Edit]:
+    """A recurrence reads one of its inputs a token late or early, or reads zeros for it."""
+    for place, name in RECURRENCES[site.node.op].rows.items():
+        for by, which in ((1, "before"), (-1, "after")):
+            moved = changed(place, partial(moved_on, by=by, axis=-2 if name == "dt" else -3))
+            yield Edit(moved, f"takes {name} of the token {which}", f"{name} {by:+d}")
+        if name != "g":
+            yield Edit(changed(place, np.zeros_like), f"takes zeros for {name}", f"{name} zeros")
+
+
+@at_nodes("SSM_SCAN", fix="take the step size as softplus gives it", general=True)
+def step_size_limited(site: Site) -> Iterator[Constant]:
+    """The step size of a state space is limited to a range that the model does not have."""
+    for variant, words, limit in (("above", "at most", np.minimum), ("below", "at least", np.maximum)):
+        says = partial("limits the step size to {} {:.4g}; the model does not".format, words)
+        sought = Sought(1e-4, 1e3, lambda value, own, says=says: says(value), STEPS)  # type: ignore[misc]
+        yield Constant(partial(_limited, limit), sought, variant=variant)
+
+
+def _limited(limit: Callable[[Any, float], Any], value: float) -> Alter:
+    return takes(lambda n: selective_scan(n, limit(softplus(n.x(DT).astype(np.float64)), value)))
 
 
 def _again(n: Op, shape: tuple[int, ...], values: Mapping[int, Any]) -> Any:
