@@ -35,7 +35,7 @@ class UnknownRounding:
     """What rounding in some unknown way might leave of a span: NMSE, by what would be rounded; and what to hold to it.
 
     ``kept``: what the tap's own precision leaves. ``plain``: the error under float32, ``nearest`` under the arithmetic
-    that fits best; ``certain``: some row has that one to the last bit.
+    that fits best.
     """
 
     products: float = 0.0
@@ -45,7 +45,6 @@ class UnknownRounding:
     kept: float = 0.0
     plain: float = 0.0
     nearest: float = 0.0
-    certain: bool = False
 
 
 @dataclass(frozen=True)

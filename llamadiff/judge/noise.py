@@ -194,6 +194,7 @@ class TapNoise:
         made, exact = self._rows_by_policy, self._exact
         size = float(exact.reference().sum())
         others = [error for error in self.errors if error is not nearest]
+        is_certain = fit.is_certain(nearest, others, exact.reference(), SURE_ROW)
 
         def left(policy: str, shown: bool) -> float:
             known = shown or policy not in made
@@ -201,11 +202,10 @@ class TapNoise:
 
         kept = self.source.precision_of(self.seen.tap.name)
         return UnknownRounding(
-            left(COARSE, all_shown), left(COARSE_CACHE, all_shown or cache_shown), left(COARSE_ATTENTION, all_shown),
-            0.0 if all_shown else tolerances.ROUNDING[BF16],
+            left(COARSE, all_shown or is_certain), left(COARSE_CACHE, all_shown or cache_shown),
+            left(COARSE_ATTENTION, all_shown), 0.0 if all_shown else tolerances.ROUNDING[BF16],
             OWN * tolerances.ROUNDING[kept] if kept != F32 else 0.0,
             metrics.ratio(float(self.errors[0].sum()), size), metrics.ratio(float(nearest.sum()), size),
-            fit.is_certain(nearest, others, exact.reference(), SURE_ROW),
         )  # fmt: skip
 
     def _shown_by_rows(self, errors: Array, phases: Sequence[slice]) -> tuple[bool, bool]:
@@ -218,14 +218,9 @@ class TapNoise:
         if any(name.startswith("ffn_moe_topk") for name in self.span):
             return False, False
         sizes, is_stated = self._exact.reference(), {"type_k", "type_v"} <= settings_of(self.source.trace).keys()
-        exact, off = errors <= SURE_ROW * sizes, errors > SURE_ROW * sizes
-        right = [np.flatnonzero(exact & (sizes > 0) & _within(phase, len(sizes))) for phase in phases]
-        wrong = [np.flatnonzero(off & _within(phase, len(sizes))) for phase in phases]
-        last = [int(rows[-1]) if np.count_nonzero(rows) >= ROWS else -1 for rows in right]
-        later = all(end > rows.max(initial=-1) for end, rows in zip(last, wrong, strict=True) if len(rows))
+        rows, off = np.arange(len(sizes)), errors > SURE_ROW * sizes
+        right = [rows[phase][(~off & (sizes > 0))[phase]] for phase in phases]
+        wrong = [rows[phase][off[phase]] for phase in phases]
+        last = [int(some[-1]) if np.count_nonzero(some) >= ROWS else -1 for some in right]
+        later = all(end > some.max(initial=-1) for end, some in zip(last, wrong, strict=True) if len(some))
         return later, is_stated and max(last) >= 0
-
-
-def _within(rows: slice, count: int) -> Array:
-    """Which of so many rows are those."""
-    return np.isin(np.arange(count), np.arange(count)[rows])

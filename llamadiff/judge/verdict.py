@@ -126,7 +126,7 @@ def _allows(way: str) -> str:
 def _of_span(m: TapMeasurement, evidence: Evidence, beyond: Reason, allowance: AllowedError) -> Ruling:
     """The verdict on a span that is beyond all that the engine has shown: what it has not shown may explain it."""
     unknown = evidence.unknown(m.evidence.kinds)
-    products = bool(unknown - {*CACHES, *MAY_ROUND}) and not m.unknown_rounding.certain
+    products = bool(unknown - {*CACHES, *MAY_ROUND}) and m.unknown_rounding.products > 0
     limit = m.unknown_rounding.products if products else 0.0
     limit += m.unknown_rounding.caches if unknown & {*CACHES} else 0.0
     limit += m.unknown_rounding.attention if unknown & {*CACHES, "ROPE", "SOFT_MAX"} else 0.0
