@@ -67,11 +67,13 @@ class Subgraph:
         return np.full((1, *node.shape), np.nan, np.float32)
 
     def _run(self, case: Case, altered: Mapping[int, Alter], everything: bool) -> dict[int, Array]:
-        graph, values, changed = self.engine.graph, self.engine.leaves(), set[int]()
+        """The nodes' values as each was computed, before others wrote into its memory."""
+        graph, values, changed, made = self.engine.graph, self.engine.leaves(), set[int](), dict[int, Array]()
         with np.errstate(all="ignore"):
             for node in self.nodes:
                 number = node.number
                 if number in self.given:
+                    made[number] = self.given[number]
                     self.engine.keep(node, self.given[number], values, recorded=True)
                     continue
                 if everything or number in altered or not changed.isdisjoint(graph.reads(node)):
@@ -81,8 +83,9 @@ class Subgraph:
                     changed.add(number)
                 else:
                     x = self.right[number]
+                made[number] = x
                 self.engine.keep(node, x, values)
-        return values
+        return values | made
 
     def after(self, numbers: set[int]) -> list[GraphNode]:
         """The nodes that depend on some of them."""

@@ -85,6 +85,7 @@ OF_OTHERS = {
     "gate-after-norm", "gate-missing", "l2-norm-missing", "multiplier-missing", "multiplier-other",
     "shared-expert-missing", "sinks-ignored", "skip-missing", "softcap-missing", "softcap-other", "state-behind",
     "state-lost", "decay-missing-in-batch", "recurrence-input-misplaced", "step-size-limited",
+    "recurrence-group-wrong", "expert-groups-wrong",
     "state-inputs-swapped", "step-size-wrong", "window-ignored",
 }  # fmt: skip
 

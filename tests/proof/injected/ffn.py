@@ -121,6 +121,17 @@ def shared_as(formula: Callable[[Array, Array], Array]) -> dict[str, Edit]:
 
 
 NOT_NORMALISED = "router-other-gate router-not-normalised"
+
+
+def groups_by_their_best(e: Engine, right: Edit, scores: Array) -> Array:
+    count, used = e.file.get("expert_group_count"), e.file.get("expert_group_used_count")
+    groups = scores.reshape(len(scores), count, -1)
+    shut = np.argsort(-groups.max(axis=-1), axis=-1, kind="stable")[:, used:]
+    hidden = np.array(groups)
+    np.put_along_axis(hidden, shut[..., None], -np.inf, axis=1)
+    return e.tap("ffn_moe_probs_masked", hidden.reshape(scores.shape))
+
+
 INJECTIONS = (
     bug("GELU", "activation-other", SWIGLU, gated_by(lambda x: x / 2 * (1 + erf(x / math.sqrt(2)))), models=EVERY,
         others=SAME),
@@ -237,7 +248,8 @@ INJECTIONS = (
     elsewhere("router: scores of the chosen for weights", NOT_NORMALISED, {"of_chosen": lambda e, right, x: x}),
     elsewhere("router: first token's experts", "router-other-choice",
               choosing(lambda p, n: np.argsort(-p, axis=-1)[:1, :n])),
-    elsewhere("router: groups ignored", "router-other-choice",
+    elsewhere("router: groups by their best expert", "expert-groups-wrong", {"in_groups": groups_by_their_best}),
+    elsewhere("router: groups ignored", "router-other-choice expert-groups-wrong",
               {"in_groups": lambda e, right, scores: e.tap("ffn_moe_probs_masked", scores)}),
     elsewhere("router: bias of the choice left out", "bias-missing", {"choice_bias": lambda e, right: 0 * right()}),
     elsewhere("router: bias of the choice in the weights", "router-weights-wrong",

@@ -125,6 +125,8 @@ INJECTIONS = (
     elsewhere("convolution: an older batch's", "state-lost", {"history": older("conv")}, decode=DECODE),
     elsewhere("state space: a batch's writes do not decay", "decay-missing-in-batch", {"scanned": undecayed}),
     elsewhere("state space: x of the token before", "recurrence-input-misplaced", {"scanned": late_x}),
+    elsewhere("state space: groups in turns", "recurrence-group-wrong",
+              {"group_of_head": lambda e, right: np.arange(e.state_heads) % e.groups}),
     elsewhere("state space: no B", "recurrence-input-misplaced", {"scan_parts": no_b}),
     elsewhere("state space: steps of at most 0.1", "step-size-limited",
               {"step_size": lambda e, right, dt: np.minimum(right(dt), 0.1)}),

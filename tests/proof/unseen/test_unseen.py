@@ -39,6 +39,8 @@ QUICK = (
     ("mamba2", "state space: a batch's writes do not decay"),
     ("mamba2", "state space: x of the token before"),
     ("mamba2", "state space: no B"),
+    ("mamba2", "state space: groups in turns"),
+    ("deepseek2", "router: groups by their best expert"),
     ("mamba2", "state space: steps of at most 0.1"),
     ("granitehybrid", "state space: steps of at least 0.5"),
     ("lfm2", "short convolution: no gate before"),

@@ -100,6 +100,18 @@ def _numbered(order: Any, n: Op) -> Any:
     return np.broadcast_to(order, n.x().shape[:-1] + order.shape)
 
 
+@at_nodes("SUM_ROWS", "FILL", fix="rank groups of experts by the sum of their two best, and choose in the best groups")
+def expert_groups_wrong(site: Site) -> Iterator[Edit]:
+    """Groups of experts are ranked by their best expert alone, or experts are chosen in all groups."""
+    if not site.shown.startswith(("ffn_moe_group_topk", "ffn_moe_probs_masked")):
+        return
+    if site.node.op == "SUM_ROWS":
+        best = takes(lambda n: n.x().max(axis=-1, keepdims=True))
+        yield Edit(best, "ranks groups by their best expert; this model by the sum of the two best", "best")
+    else:
+        yield Edit(through, "chooses among the experts of all groups", "all")
+
+
 @at_nodes("ARGSORT", fix="nothing, if weights follow the same order", harmless=True)
 def router_other_order(site: Site) -> Iterator[Edit]:
     """The right experts are chosen, in another order."""

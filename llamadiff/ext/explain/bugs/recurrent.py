@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff.ext.explain.alter import changed, moved_on, swapped, takes, through, with_source
+from llamadiff.ext.explain.alter import after, changed, moved_on, swapped, takes, through, with_source
 from llamadiff.ext.explain.bugs.norms import NORMS
 from llamadiff.ext.explain.registry import Constant, Edit, at_nodes
 from llamadiff.ext.explain.site import Site
@@ -74,6 +74,7 @@ RECURRENCES = {
     "RWKV_WKV6": _Recurrence(5, {0: "k", 1: "v", 2: "r", 4: "w"}, (0,), (4, 1.0)),
     "RWKV_WKV7": _Recurrence(6, {0: "r", 1: "w", 2: "k", 3: "v", 4: "a", 5: "b"}, (2, 4), (1, 1.0)),
 }
+NOTHING: Mapping[int, Any] = {}
 EDGES = 3  # batches that are each tried alone
 STEPS = 0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0  # limits of step sizes that are tried first
 
@@ -89,14 +90,26 @@ class _Scan:
         self.shape, self.kept = self.state.shape[-4:], kept * int(np.prod(self.state.shape[-4:]))
         self.width = (int(np.prod(n.shape)) - self.kept) // self.tokens
 
-    def run(self, a: int, z: int, state: Any, writes: bool = True, decays: bool = True) -> tuple[Any, Any]:
-        """Tokens from a to z, which go on from a state [.., token * width], and the newest states."""
+    def run(
+        self,
+        a: int,
+        z: int,
+        state: Any,
+        writes: bool = True,
+        decays: bool = True,
+        also: Mapping[int, Any] = NOTHING,
+    ) -> tuple[Any, Any]:
+        """Tokens from a to z, which go on from a state [.., token * width], and the newest states.
+
+        ``also``: what they give in the place of their own.
+        """
         rows = self.how.part(self.n, a, z)
         silent = {} if writes else {place: 0 * rows[place] for place in self.how.writes}
         place, value = self.how.keeps
         kept = {} if decays else {place: np.full_like(rows.get(place, self.n.x(place)), value)}
         total = (z - a) * self.width
-        out = _again(self.n, (1, 1, 1, total + self.kept), rows | silent | kept | {self.how.state: state})
+        given = {**rows, **silent, **kept, **also, self.how.state: state}
+        out = _again(self.n, (1, 1, 1, total + self.kept), given)
         flat = out.reshape(*out.shape[:-4], -1)
         return flat[..., :total], flat[..., total:]
 
@@ -178,6 +191,30 @@ def _undecayed(edges: Sequence[int], n: Op) -> Any:
             old, new = scan.newest(scan.run(token, token + 1, old, writes=False)[1]), new + state - faded
             reads.append(scan.run(token, token + 1, old + new, writes=False, decays=False)[0])
     return scan.joined(reads, states)
+
+
+@at_nodes("SSM_SCAN", "GATED_DELTA_NET", fix="give each head the group that llama.cpp gives it")
+def recurrence_group_wrong(site: Site) -> Iterator[Edit]:
+    """Heads of a recurrence share the groups of B and C, or of queries and keys, in the other order."""
+    is_scan = site.node.op == "SSM_SCAN"
+    places = (B, C) if is_scan else (0, 1)
+    heads, groups = site.shape(1 if is_scan else 2)[-2], site.shape(places[0])[-2]
+    if 1 < groups < heads:
+        spread: Callable[[Any], Any] = partial(_tiled if is_scan else _repeated, heads // groups)
+        first, second = (changed(place, spread) for place in places)
+        what, right, wrong = ("B and C", f"h // {heads // groups}", f"h % {groups}")
+        if not is_scan:
+            what, right, wrong = ("queries and keys", f"h % {groups}", f"h // {heads // groups}")
+        says = f"reads group {wrong} of {what} for head h; this model reads {right}"
+        yield Edit(after(first, second), says, fix=f"read group {right} of {what} for head h")
+
+
+def _tiled(times: int, x: Any) -> Any:
+    return np.concatenate([x] * times, axis=-2)
+
+
+def _repeated(times: int, x: Any) -> Any:
+    return np.repeat(x, times, axis=-2)
 
 
 @at_nodes(*RECURRENCES, fix="give each token of the recurrence its own row of every input")
@@ -271,6 +308,21 @@ def gate_after_norm(site: Site) -> Iterator[Edit]:
     yield Edit(ungated, "normalises first and gates afterwards", "", {weighted[0].number: gated})
 
 
+def _uncorrected(n: Op) -> Any:
+    """Gated linear attention: to each value is added first what the net will take off it."""
+    scan, reads = _Scan(n), []
+    state, heads = scan.state, n.x(2).shape[-2]
+    for token in range(scan.tokens):
+        faded = scan.newest(scan.run(token, token + 1, state, writes=False)[1])
+        rows = scan.how.part(n, token, token + 1)
+        keys = np.take(rows[1], np.arange(heads) % rows[1].shape[-2], axis=-2)
+        told = np.einsum("...shij,...sthj->...sthi", faded, keys)
+        read, states = scan.run(token, token + 1, state, also={2: rows[2] + told})
+        reads.append(read)
+        state = scan.newest(states)
+    return scan.joined(reads, states)
+
+
 @at_nodes("GATED_DELTA_NET", fix="multiply the state by exp(g), and read it with q / sqrt(d)")
 def delta_net_wrong(site: Site) -> Iterator[Edit]:
     """The gate of a delta net has the wrong sign or is left out, beta is 1, queries and keys are swapped."""
@@ -284,6 +336,7 @@ def delta_net_wrong(site: Site) -> Iterator[Edit]:
             with_source(0, lambda n: n.x() * np.float32(np.sqrt(n.x().shape[-1]))), query
         ),
         "swaps queries and keys": (swapped(0, 1), sides),
+        "writes values as they are": (takes(_uncorrected), "take off a value what the state already says of its key"),
     }  # fmt: skip
     for says, (alter, fix) in edits.items():
         yield Edit(alter, says, says, fix=fix)

@@ -12,6 +12,7 @@ from llamadiff.ext.explain.pattern.deviation import finite_facts, numbered
 from llamadiff.ext.explain.read_back.activation import activation
 from llamadiff.ext.explain.read_back.attention import attention
 from llamadiff.ext.explain.read_back.experts import experts
+from llamadiff.ext.explain.read_back.inputs import by_inputs
 from llamadiff.ext.explain.read_back.kept import kept
 from llamadiff.ext.explain.read_back.lookup import lookup
 from llamadiff.ext.explain.read_back.norm import norm
@@ -55,10 +56,10 @@ def read_back(case: Case, in_graph: Case, shown: Callable[[Array], float] | None
                 return ()
             facts = finite_facts(first_told((in_steps, reader, added_up), observed))
             part = observed.wrong_part() if not facts else None
-            if part is None or part.part is None:
-                return facts
-            some = finite_facts(first_told((in_steps, reader), part))
-            return tuple(replace(fact, says=f"{fact.says}, {part.part.words}") for fact in some)
+            if part is not None and part.part is not None:
+                some = finite_facts(first_told((in_steps, reader), part))
+                facts = tuple(replace(fact, says=f"{fact.says}, {part.part.words}") for fact in some)
+            return facts or (tuple(by_inputs(in_graph)) if shown is None else ())
     except (NotRecordedError, np.linalg.LinAlgError):
         return ()
 
