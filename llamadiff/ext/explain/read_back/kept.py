@@ -174,7 +174,7 @@ def _limited(side: str, rows: Array, made: Callable[[Array], Array], recorded: A
         ),
     }
     sizes = np.abs(rows[rows != 0])
-    for says, way in ways.items():
+    for says, way in ways.items() if len(sizes) else ():
 
         def left(limit: float, way: Callable[[float], Array] = way) -> float:
             return float(np.square(recorded - made(way(limit))).sum())
