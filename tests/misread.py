@@ -1,4 +1,4 @@
-"""Decoders of ten block types, each written from the format alone, which make a known mistake when they are told to.
+"""Decoders of eleven block types, each written from the format alone, which make a known mistake when they are told to.
 
 Blocks are [rows, blocks, bytes]; a decoder gives their values [rows, blocks, values].
 """
@@ -21,8 +21,16 @@ MINIMA, ONE_SCALE = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"), ("Q4_0", "Q5_0", "
 # cause -> what is done wrongly -> the types where it can be
 MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
     "nibbles-interleaved": {
-        "nibbles are neighbours": NIBBLES,
+        "nibbles are neighbours": (*NIBBLES, "Q6_K", "MXFP4"),
         "nibbles and high bits are neighbours": ("Q5_0", "Q5_1"),
+        "quants in the order of bytes": ("Q5_K", "Q6_K"),
+    },
+    "quants-order": {
+        "nibbles 128 apart": ("Q4_K", "Q5_K", "Q6_K"),
+        "nibbles 16 apart": ("Q4_K", "Q5_K", "Q6_K"),
+        "nibbles 4 apart": ("Q4_0", "Q4_1", "MXFP4"),
+        "fields from the other end": ("Q2_K", "Q3_K"),
+        "fields 64 apart": ("Q2_K", "Q3_K"),
     },
     "nibbles-swapped": {"nibbles swapped": (*NIBBLES, "Q6_K")},
     "quants-offset": {
@@ -39,11 +47,15 @@ MISTAKES: dict[str, dict[str, tuple[str, ...]]] = {
         "first half's high bits for both": ("Q5_0", "Q5_1"),
         "halves of the high bits swapped": ("Q5_0", "Q5_1", "Q5_K", "Q6_K"),
         "high bits from the other end": ("Q5_K", "Q6_K"),
+        "high bits in the order of bytes": ("Q3_K", "Q5_K", "Q6_K"),
     },
     "minima-wrong": {"minima ignored": MINIMA, "minima's sign": MINIMA, "d and minimum swapped": MINIMA},
     "scales-misread": {
         "upper bits of scales left out": ("Q3_K", "Q4_K", "Q5_K"),
         "scales and minima swapped": ("Q2_K", "Q4_K", "Q5_K"),
+        "scales in a row": ("Q2_K", "Q3_K", "Q4_K", "Q5_K"),
+        "scales in a row from the highest bit": ("Q3_K", "Q4_K", "Q5_K"),
+        "scales and minima in turn": ("Q4_K", "Q5_K"),
         "last scales' nibbles swapped": ("Q4_K", "Q5_K"),
         "scales unsigned": ("Q6_K",),
         "32 not subtracted from scales": ("Q3_K",),
@@ -70,7 +82,7 @@ def decode(kind: str, rows: Array, mistake: str | None = None) -> Array:
 
 def q4_0(blocks: Array, mistake: str | None) -> Array:
     """d, 16 bytes of nibbles: d * (q - 8)."""
-    q = _nibbles(blocks[..., 2:18], mistake)
+    q = _nibbles_of(blocks[..., 2:18], 16, mistake)
     if mistake == "two's complement":
         return _d(blocks, 0, mistake) * np.where(q < 8, q, q - 16)
     return _d(blocks, 0, mistake) * (q - _offset(8, mistake))
@@ -79,7 +91,7 @@ def q4_0(blocks: Array, mistake: str | None) -> Array:
 def q4_1(blocks: Array, mistake: str | None) -> Array:
     """d, m, 16 bytes of nibbles: d * q + m."""
     d, m = _d_and_minimum(blocks, 0, mistake)
-    return d * _nibbles(blocks[..., 4:20], mistake) + m
+    return d * _nibbles_of(blocks[..., 4:20], 16, mistake) + m
 
 
 def q5_0(blocks: Array, mistake: str | None) -> Array:
@@ -106,6 +118,8 @@ def q2_k(blocks: Array, mistake: str | None) -> Array:
     scale, minimum = blocks[..., :16] & 15, blocks[..., :16] >> 4
     if mistake == "scales and minima swapped":
         scale, minimum = minimum, scale
+    if mistake == "scales in a row":
+        scale, minimum = (_every_nibble(blocks[..., at : at + 8]) for at in (0, 8))
     scale, minimum = _sub_blocks(scale, 16, mistake), _sub_blocks(minimum, 16, mistake)
     return d * scale * _two_bits(blocks[..., 16:80], mistake) - dmin * minimum
 
@@ -113,11 +127,14 @@ def q2_k(blocks: Array, mistake: str | None) -> Array:
 def q3_k(blocks: Array, mistake: str | None) -> Array:
     """32 bytes of high bits, 64 bytes of two-bit fields, 12 bytes of scales, d: d * (scale - 32) * (q - 4)."""
     high = _wrong_bits(_bits_by_32(blocks[..., :32], mistake), mistake)
+    if mistake == "high bits in the order of bytes":
+        high = np.unpackbits(blocks[..., :32], axis=-1, bitorder="little").astype(np.int16)
     q = _two_bits(blocks[..., 32:96], mistake) + 4 * high - _offset(4, mistake)
     packed = blocks[..., 96:108]
     scale = np.concatenate([packed[..., :8] & 15, packed[..., :8] >> 4], axis=-1).astype(np.int16)
     if mistake != "upper bits of scales left out":
         scale = scale + 16 * _fields(packed[..., 8:12], (0, 2, 4, 6)).reshape(scale.shape)
+    scale = _six_bits(packed, mistake) if _is_row(mistake) else scale
     if mistake != "32 not subtracted from scales":
         scale = scale - 32
     return _d(blocks, 108, mistake) * _sub_blocks(scale, 16, mistake) * q
@@ -127,7 +144,7 @@ def q4_k(blocks: Array, mistake: str | None) -> Array:
     """d, dmin, 12 bytes of scales and minima, 128 bytes of nibbles: d * scale * q - dmin * minimum."""
     d, dmin = _d_and_minimum(blocks, 0, mistake)
     scale, minimum = _scales_and_minima(blocks[..., 4:16], mistake)
-    return d * scale * _nibbles_by_64(blocks[..., 16:144], mistake) - dmin * minimum
+    return d * scale * _nibbles_of(blocks[..., 16:144], 32, mistake) - dmin * minimum
 
 
 def q5_k(blocks: Array, mistake: str | None) -> Array:
@@ -137,27 +154,40 @@ def q5_k(blocks: Array, mistake: str | None) -> Array:
     high = _bits_by_32(blocks[..., 16:48], mistake)
     if mistake == "nibbles are neighbours":  # a quant is moved whole
         high = _alternating(high.reshape(*high.shape[:-1], 4, 64)).reshape(high.shape)
-    q = _nibbles_by_64(blocks[..., 48:176], mistake) + 16 * _wrong_bits(high, mistake)
+    if mistake in {"quants in the order of bytes", "high bits in the order of bytes"}:
+        high = np.unpackbits(blocks[..., 16:48], axis=-1, bitorder="little").astype(np.int16)
+    q = _nibbles_of(blocks[..., 48:176], 32, mistake) + 16 * _wrong_bits(high, mistake)
     return d * scale * q - dmin * minimum
 
 
 def q6_k(blocks: Array, mistake: str | None) -> Array:
     """128 bytes of low nibbles, 64 of two high bits, 16 signed scales, d: d * scale * (q - 32)."""
     shape = blocks.shape[:-1]
-    low = _nibbles(blocks[..., :128].reshape(*shape, 2, 64), mistake).reshape(*shape, 256)
+    low = _nibbles_of(blocks[..., :128], 64, mistake)
     qh = blocks[..., 128:192]
     if mistake == "halves of the high bits swapped":
         qh = _halves_swapped(qh)
     shifts = (6, 4, 2, 0) if mistake == "high bits from the other end" else (0, 2, 4, 6)
-    high = _wrong_bits(_fields(qh.reshape(*shape, 2, 32), shifts).reshape(*shape, 256), mistake, highest=3)
+    high = _fields(qh.reshape(*shape, 2, 32), shifts).reshape(*shape, 256)
+    if mistake in {"quants in the order of bytes", "high bits in the order of bytes"}:
+        high = np.stack([qh >> shift & 3 for shift in shifts], axis=-1).reshape(*shape, 256).astype(np.int16)
+    high = _wrong_bits(high, mistake, highest=3)
     scale = np.ascontiguousarray(blocks[..., 192:208])
     scale = _sub_blocks(scale if mistake == "scales unsigned" else scale.view(np.int8), 16, mistake)
     return _d(blocks, 208, mistake) * scale * (low + 16 * high - _offset(32, mistake))
 
 
+def mxfp4(blocks: Array, mistake: str | None) -> Array:
+    """A byte of exponent, 16 bytes of nibbles: 2^(e - 127) * the float of four bits that each nibble is."""
+    scale = 2.0 ** (blocks[..., :1].astype(np.int32) - 127)
+    floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    return scale * np.concatenate([floats, -floats])[_nibbles_of(blocks[..., 1:17], 16, mistake)]
+
+
 DECODERS: dict[str, Callable[[Array, str | None], Array]] = {
     "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "Q8_0": q8_0,
     "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k,
+    "MXFP4": mxfp4,
 }  # fmt: skip
 
 
@@ -201,14 +231,17 @@ def _nibbles(qs: Array, mistake: str | None) -> Array:
     if mistake == "nibbles swapped":
         low, high = high, low
     values = np.concatenate([low, high], axis=-1)
-    neighbours = mistake in {"nibbles are neighbours", "nibbles and high bits are neighbours"}
+    neighbours = mistake in {
+        "nibbles are neighbours", "nibbles and high bits are neighbours", "quants in the order of bytes"
+    }  # fmt: skip
     return _alternating(values) if neighbours else values
 
 
-def _nibbles_by_64(qs: Array, mistake: str | None) -> Array:
-    """32 bytes at a time hold 64 values: [..., 128] -> [..., 256]."""
+def _nibbles_of(qs: Array, size: int, mistake: str | None) -> Array:
+    """So many bytes at a time hold twice as many values: [..., n] -> [..., 2 * n]."""
     shape = qs.shape[:-1]
-    return _nibbles(qs.reshape(*shape, 4, 32), mistake).reshape(*shape, 256)
+    size = {"nibbles 128 apart": 128, "nibbles 16 apart": 16, "nibbles 4 apart": 4}.get(str(mistake), size)
+    return _nibbles(qs.reshape(*shape, -1, size), mistake).reshape(*shape, -1)
 
 
 def _five_bits(qh: Array, qs: Array, mistake: str | None) -> Array:
@@ -245,7 +278,9 @@ def _two_bits(qs: Array, mistake: str | None) -> Array:
     shape = qs.shape[:-1]
     if mistake == "fields are neighbours":
         return np.stack([qs >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1).reshape(*shape, 256).astype(np.int16)
-    return _fields(qs.reshape(*shape, 2, 32), (0, 2, 4, 6)).reshape(*shape, 256)
+    shifts = (6, 4, 2, 0) if mistake == "fields from the other end" else (0, 2, 4, 6)
+    apart = 64 if mistake == "fields 64 apart" else 32
+    return _fields(qs.reshape(*shape, -1, apart), shifts).reshape(*shape, 256)
 
 
 def _fields(values: Array, shifts: tuple[int, ...]) -> Array:
@@ -265,7 +300,31 @@ def _scales_and_minima(packed: Array, mistake: str | None) -> tuple[Array, Array
     minimum = np.concatenate([b & 63, late_minimum], axis=-1)
     if mistake == "scales and minima swapped":
         scale, minimum = minimum, scale
+    if _is_row(mistake):
+        scale, minimum = np.split(_six_bits(packed, mistake), 2, axis=-1)
+    if mistake == "scales and minima in turn":
+        row = _six_bits(packed, mistake)
+        scale, minimum = row[..., ::2], row[..., 1::2]
     return _sub_blocks(scale, 32, mistake), _sub_blocks(minimum, 32, mistake)
+
+
+def _is_row(mistake: str | None) -> bool:
+    return mistake in {"scales in a row", "scales in a row from the highest bit"}
+
+
+def _six_bits(packed: Array, mistake: str | None) -> Array:
+    """Twelve bytes as sixteen numbers of six bits, one after the other: four in each three bytes."""
+    end = "big" if mistake == "scales in a row from the highest bit" else "little"
+    threes = packed.reshape(*packed.shape[:-1], 4, 3).astype(np.int32)
+    weights = 256 ** (np.arange(3)[::-1] if end == "big" else np.arange(3))
+    whole = (threes * weights).sum(axis=-1)[..., None]
+    shifts = np.array([18, 12, 6, 0] if end == "big" else [0, 6, 12, 18])
+    return (whole >> shifts & 63).reshape(*packed.shape[:-1], 16).astype(np.int16)
+
+
+def _every_nibble(field: Array) -> Array:
+    """Each byte's low nibble and high one as neighbours: [..., n] -> [..., 2 * n]."""
+    return np.stack([field & 15, field >> 4], axis=-1).reshape(*field.shape[:-1], -1).astype(np.int16)
 
 
 def _sub_blocks(scales: Array, size: int, mistake: str | None) -> Array:

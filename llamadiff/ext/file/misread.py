@@ -87,9 +87,9 @@ def misreading(weights: Weights, name: str, values: Array) -> Misreading | None:
 
 def _of_blocks(weights: Weights, name: str, some: ForeignBlocks, per_row: int) -> Iterator[Misreading]:
     """Every misreading of a type of blocks, the likeliest first."""
+    for known in KNOWN:
+        yield from known.of(some.kind, per_row)
     if some.kind in WHOLE_NUMBERS:
-        for known in KNOWN:
-            yield from known.of(some.kind, per_row)
         for says, _, rows in displaced(weights, name):
             values = weights.decode_rows(name, rows).reshape(-1, some.got.shape[1])
             yield Misreading(says, lambda b, _, values=values: values[: len(b)], cause="tensor-offset-wrong")  # type: ignore[misc]

@@ -13,7 +13,8 @@ from llamadiff.trace.taps import parse
 
 BLOCKS = {
     "nibbles-interleaved", "nibbles-swapped", "quants-offset", "high-bits-ignored", "high-bits-misplaced",
-    "minima-wrong", "scales-misread", "quants-linear", "scale-missing", "block-size-wrong", "tensor-offset-wrong",
+    "minima-wrong", "scales-misread", "quants-linear", "quants-order", "scale-missing", "block-size-wrong",
+    "tensor-offset-wrong",
 }  # fmt: skip
 WRONG = [case for case in INJECTED if not (case.values[0].harmless or case.values[0].choice)]
 CHOICES = [case for case in INJECTED if case.values[0].choice]

@@ -158,6 +158,8 @@ def test_mistake_is_named_through_the_graph(kind, cause, mistake, model, graph_m
 @pytest.mark.parametrize(("kind", "cause", "mistake"), [
     ("Q4_0", "nibbles-interleaved", "nibbles are neighbours"),
     ("Q4_K", "nibbles-interleaved", "nibbles are neighbours"),
+    ("Q4_K", "scales-misread", "scales in a row"),
+    ("Q5_K", "nibbles-interleaved", "quants in the order of bytes"),
     ("Q6_K", "nibbles-swapped", "nibbles swapped"),
     ("Q8_0", "quants-offset", "unsigned"),
 ])  # fmt: skip
@@ -180,9 +182,11 @@ def test_misread_embedding_is_named_through_the_graph(kind, cause, mistake, mode
     assert (result.wrong[0].tap, cause in [found.name for found in result.diagnosis[0].causes]) == ("embd", True)
 
 
-@pytest.mark.parametrize("mistake", ["unsigned", "d left out"])
-def test_misread_experts_are_named_through_the_graph(mistake, tmp_path):
-    path = write_model(tmp_path / "moe.gguf", kind="Q8_0", experts=4)
+@pytest.mark.parametrize(("kind", "mistake"), [
+    ("Q8_0", "unsigned"), ("Q8_0", "d left out"), ("MXFP4", "nibbles are neighbours"),
+])  # fmt: skip
+def test_misread_experts_are_named_through_the_graph(kind, mistake, tmp_path):
+    path = write_model(tmp_path / "moe.gguf", kind=kind, experts=4)
     request = text_request(ModelFile(path), Run(tokens=TOKENS), tmp_path / "b.safetensors")
     by_graph, _ = by_its_graph(path, request)
     cause = next(cause for cause, mistakes in MISTAKES.items() if mistake in mistakes)

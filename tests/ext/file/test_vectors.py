@@ -16,7 +16,8 @@ from llamaref import Weights
 from safetensors.numpy import save_file
 
 from llamadiff import UserError
-from llamadiff.ext.file.blocks.fields import FIELDS
+from llamadiff.ext.file.blocks.fields import FIELDS, PACKED
+from llamadiff.ext.file.blocks.orders import bits_of, six_bit_scales
 from llamadiff.ext.file.misread import misreading
 from llamadiff.ext.file.opening import judge_weights
 from llamadiff.ext.file.vectors import FILE, vector_blocks, write_vectors
@@ -127,6 +128,61 @@ def spoiled(kind: str, name: str, change: object) -> np.ndarray:
     blocks, (first, last) = blocks_of(kind).copy(), FIELDS[kind][name]
     blocks[:, first:last] = change(blocks[:, first:last])
     return answered(kind, blocks)
+
+
+def touched(kind: str, bits: np.ndarray) -> list[int]:
+    """The values of a block that some of its bits change."""
+    blocks = blocks_of(kind)[:64].copy()
+    before = answered(kind, blocks)
+    for bit in bits:
+        blocks[:, bit // 8] ^= np.uint8(1 << bit % 8)
+    return np.flatnonzero((answered(kind, blocks) != before).any(axis=0)).tolist()
+
+
+@pytest.mark.parametrize(("kind", "name"), [
+    (kind, name) for kind, fields in PACKED.items() for name in fields if name in ("qs", "qh")
+])  # fmt: skip
+def test_the_bits_of_a_quant_are_those_of_one_value(kind, name):
+    bits = bits_of(kind, name)
+    first, last = FIELDS[kind][name]
+    assert sorted(bits.ravel()) == [*range(8 * first, 8 * last)]
+    assert all(touched(kind, own) == [value] for value, own in enumerate(bits))
+
+
+@pytest.mark.parametrize(("kind", "minima", "size"), [
+    ("Q2_K", 16, 16), ("Q3_K", 0, 16), ("Q4_K", 8, 32), ("Q5_K", 8, 32), ("IQ4_XS", 0, 32),
+])  # fmt: skip
+def test_the_bits_of_a_scale_are_those_of_one_sub_block(kind, minima, size):
+    """Of one scale, and behind the scales those of one minimum."""
+    bits = bits_of(kind, "scales") if kind == "Q2_K" else six_bit_scales(kind)
+    count = len(bits) - minima
+    assert len(set(bits.ravel())) == bits.size
+    for number, own in enumerate(bits):
+        assert {value // size for value in touched(kind, own)} == {number % count}
+    blocks = blocks_of(kind)[:1].copy()
+    blocks[:, [*{bit // 8 for bit in bits.ravel()}]] = 0  # the lowest bit of a number is one, the next is two
+    steps = []
+    for bit in bits[0][:3]:
+        stepped = blocks.copy()
+        stepped[:, bit // 8] |= np.uint8(1 << bit % 8)
+        steps.append((answered(kind, stepped) - answered(kind, blocks))[0, :size])
+    assert np.allclose(steps[1], 2 * steps[0], rtol=1e-5)
+    assert np.allclose(steps[2], 4 * steps[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "run", "cause"), [
+    (kind, run, cause)
+    for kind, half in {"Q4_0": 16, "Q4_1": 16, "IQ4_NL": 16, "IQ4_XS": 16, "MXFP4": 16, "NVFP4": 8}.items()
+    for run, cause in {1: "nibbles-interleaved", 4: "quants-order", half // 2: "quants-order"}.items()
+])  # fmt: skip
+def test_nibbles_that_share_a_scale_may_be_taken_in_any_runs(kind, run, cause, weights):
+    """Where a byte's values have one scale, what is read is the right values in another order."""
+    half = 8 if kind == "NVFP4" else 16
+    low, high = np.moveaxis(right(kind).reshape(-1, 2, half // run, run), 1, 0)
+    told = misreading(weights, kind, np.stack([low, high], axis=2).reshape(right(kind).shape))
+    assert told is not None
+    assert told.cause == cause
+    assert f"{run} apart; they are {half} apart" in told.says or (run == 1 and "for neighbours" in told.says)
 
 
 def has(name: str) -> list[str]:

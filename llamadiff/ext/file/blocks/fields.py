@@ -42,6 +42,26 @@ FIELDS: Mapping[str, Mapping[str, tuple[int, int]]] = {
 }
 HALVES = ("d", "m")  # fields that are one float16
 
+# How elements lie in a field (ggml-quants.c): bits of each, and the run of bytes whose lowest parts come first, then
+# the next ones. Q4_K's (4, 32): byte j of each 32 has value j of each 64 in its low nibble, j + 32 in the high one.
+PACKED: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "Q4_0": {"qs": (4, 16)},
+    "Q4_1": {"qs": (4, 16)},
+    "Q5_0": {"qs": (4, 16), "qh": (1, 1)},
+    "Q5_1": {"qs": (4, 16), "qh": (1, 1)},
+    "Q2_K": {"scales": (4, 16), "qs": (2, 32)},
+    "Q3_K": {"qs": (2, 32), "qh": (1, 32)},
+    "Q4_K": {"qs": (4, 32)},
+    "Q5_K": {"qs": (4, 32), "qh": (1, 32)},
+    "Q6_K": {"qs": (4, 64), "qh": (2, 32)},
+    "IQ4_NL": {"qs": (4, 16)},
+    "IQ4_XS": {"scales_l": (4, 1), "scales_h": (2, 1), "qs": (4, 16)},
+    "TQ2_0": {"qs": (2, 32)},
+    "Q1_0": {"qs": (1, 1)},
+    "MXFP4": {"qs": (4, 16)},
+    "NVFP4": {"qs": (4, 8)},
+}
+
 
 def field_of(kind: str, name: str) -> slice:
     """The bytes of a block's field."""

@@ -1,4 +1,4 @@
-"""Quants of blocks, and how people misread them: nibbles, high bits, offsets.
+"""Quants of blocks, and how people misread them: orders, high bits, offsets.
 
 A misreading is written as what it does to a block's bytes before they are decoded, or to the values after.
 """
@@ -11,25 +11,89 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.ext.file.blocks.fields import FIELDS, changed, field_of, half_at
-from llamadiff.ext.file.blocks.misreading import (
-    Change,
-    Decode,
-    Misread,
-    Misreading,
-    all_set,
-    block_bug,
-    first_half_twice,
-    halves_swapped,
-    parts_reversed,
-    with_field,
-    with_nibbles_swapped,
-    zero,
-)
+from llamadiff.ext.file.blocks.fields import FIELDS, PACKED, changed, field_of, half_at
+from llamadiff.ext.file.blocks.misreading import Decode, Misread, Misreading, all_set, block_bug, with_field, zero
+from llamadiff.ext.file.blocks.orders import Bits, bits_of, order_of, rearranged
 
 Array = NDArray[Any]
-LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
 WITH_HIGH_BITS = ("Q5_0", "Q5_1", "Q3_K", "Q5_K", "Q6_K")
+
+
+RUNS = (1, 4, 8, 16, 32, 64, 128)  # bytes whose lowest parts engines take before the next ones
+
+
+def other_orders(kind: str) -> Iterator[Misreading]:
+    """A type's quants in every other order: their high bits with them, or not, or in the order of qh."""
+    if "qs" not in PACKED.get(kind, {}):
+        return
+    own, size, fix = PACKED[kind]["qs"][1], field_of(kind, "qs").stop - field_of(kind, "qs").start, _packing(kind)
+    right = np.hstack([bits_of(kind, name) for name in ("qs", "qh") if name in PACKED[kind]])
+    orders = [(run, False) for run in RUNS if run <= size and run != own]
+    for run, backwards in (*orders, *dict.fromkeys([(own, True), (1, True)])):
+        cause, says = _called(kind, run, backwards)
+        for of_high, variant, bits in _with_high_bits(kind, run, backwards):
+            yield Misreading(says + of_high, rearranged(right, bits), f"{run} {backwards} {variant}", cause, fix)
+    if kind.endswith("_K"):  # a scale for each part of a byte, or for several
+        cause, says = _called(kind, 1, backwards=False)
+        moved = order_of(bits_of(kind, "qs"), bits_of(kind, "qs", 1))
+        yield Misreading(f"{says}, each with the scale of its right place", _moved(moved), "values", cause, fix)
+
+
+def _called(kind: str, run: int, backwards: bool) -> tuple[str, str]:
+    """The bug's name, and what it does: a byte's parts are values so many apart, or come from its highest bits down."""
+    bits, own = PACKED[kind]["qs"]
+    a_byte = f"{'an' if kind[0] in 'IMN' else 'a'} {kind} byte"
+    parts = f"{a_byte}'s two nibbles" if bits == 4 else f"the {8 // bits} values of {a_byte}"
+    if run == own and bits == 4:
+        return "nibbles-swapped", f"swaps the high and low nibbles of {kind}"
+    if run == own:
+        return "quants-order", f"takes {parts} from its highest bits down"
+    if run > 1:
+        return "quants-order", f"takes {parts} for values {run} apart; {_packed_as(own)}"
+    end = ", the highest bits first" if backwards else ""
+    return ("nibbles-interleaved" if bits == 4 else "quants-linear"), f"takes {parts} for neighbours{end}"
+
+
+def _packed_as(run: int) -> str:
+    return "they are neighbours" if run == 1 else f"they are {run} apart"
+
+
+def _with_high_bits(kind: str, run: int, backwards: bool) -> Iterator[tuple[str, str, Bits]]:
+    """Quants in runs of so many bytes, with each order of their high bits: in words, a variant, all bits."""
+    low = bits_of(kind, "qs", run, highest_first=backwards)
+    if "qh" not in PACKED[kind]:
+        yield "", "", low
+        return
+    high = bits_of(kind, "qh")
+    yield "", "", np.hstack([low, high[order_of(bits_of(kind, "qs"), low)]])
+    yield ", but not their high bits", "low", np.hstack([low, high])
+    if run == 1 < PACKED[kind]["qh"][1]:
+        of_qh = bits_of(kind, "qh", 1, highest_first=backwards)
+        yield ", and the bits of a byte of qh too", "both", np.hstack([low, of_qh])
+
+
+def _moved(order: Array) -> Misread:
+    """Values that are right, and written elsewhere."""
+    return lambda blocks, decode: decode(blocks)[:, order]
+
+
+def _packing(kind: str) -> str:
+    """How a type's quants lie in its bytes: what to do."""
+    bits, own = PACKED[kind]["qs"]
+    places = [f"j + {own * part}" if part else "j" for part in range(8 // bits)]
+    if own == 1:
+        return f"byte j of {kind}'s qs has eight values from 8 * j on, the first in the lowest bit"
+    first = "the low nibble" if bits == 4 else "the lowest bits"
+    right = f"of each {own} bytes of {kind}'s qs, byte j has values {', '.join(places[:-1])} and {places[-1]}"
+    right = f"{right} of {own * len(places)}, from {first} up"
+    return f"{right}; {HIGH_BITS[PACKED[kind]['qh']]}" if "qh" in PACKED[kind] else right
+
+
+HIGH_BITS = {  # by how they are packed
+    (1, 1): "bit j of qh belongs to value j of the low half, bit j + 16 to the high half",
+    (1, 32): "bit i of byte j of qh belongs to value 32 * i + j",
+    (2, 32): "of each 32 bytes of qh, bits 2 i and 2 i + 1 of byte j belong to value 32 * i + j of 128",
+}
 
 
 @block_bug(
@@ -38,49 +102,25 @@ WITH_HIGH_BITS = ("Q5_0", "Q5_1", "Q3_K", "Q5_K", "Q6_K")
 )
 def nibbles_interleaved(kind: str, _: int) -> Iterator[Misreading]:
     """A byte's two nibbles are taken for neighbouring values."""
-    if kind not in (*LEGACY, "Q4_K", "Q5_K"):
-        return
-    says = f"takes a {kind} byte's two nibbles for neighbours"
-    yield Misreading(says, _interleaved(kind))
-    if kind in WITH_HIGH_BITS:
-        low = with_field(kind, "qs", _neighbours(16 if kind in LEGACY else 32))
-        yield Misreading(f"{says}, but not their high bits", low, "low")
-
-
-def _interleaved(kind: str) -> Misread:
-    """Byte j's nibbles, with their high bits, as values 2j and 2j + 1; ggml keeps them half a (sub-)block apart."""
-    if kind in LEGACY:  # one scale for all: the values move as their quants do
-        order = np.arange(32).reshape(2, 16).T.reshape(-1)
-        return lambda blocks, decode: decode(blocks)[:, order]
-    low = with_field(kind, "qs", _neighbours(32))
-    if kind == "Q4_K":
-        return low
-    high = with_field(kind, "qh", _high_neighbours)
-    return lambda blocks, decode: high(blocks, lambda moved: low(moved, decode))
-
-
-def _neighbours(half: int) -> Change:
-    """Bytes of nibbles as they would have to be for ggml's order to give what neighbours give."""
-
-    def change(qs: Array) -> Array:
-        values = np.stack([qs & 15, qs >> 4], axis=-1).reshape(len(qs), -1, 2, half)
-        return np.asarray(values[:, :, 0] | values[:, :, 1] << 4).reshape(qs.shape)
-
-    return change
-
-
-def _high_neighbours(qh: Array) -> Array:
-    """The same for Q5_K's high bits: bit i of byte j is that of value j in sub-block i."""
-    bits = np.unpackbits(qh[..., None], axis=2, bitorder="little").swapaxes(1, 2)  # [n, sub-block, value]
-    moved = bits.reshape(len(qh), 4, 2, 32).swapaxes(2, 3).reshape(len(qh), 8, 32)
-    return np.packbits(moved.swapaxes(1, 2), axis=2, bitorder="little")[..., 0]
+    return (each for each in other_orders(kind) if each.cause == "nibbles-interleaved")
 
 
 @block_bug(fix="the low nibble comes first", source="imp#567, aprender#1621")
 def nibbles_swapped(kind: str, _: int) -> Iterator[Misreading]:
     """High and low nibbles are swapped."""
-    if kind in (*LEGACY, "Q4_K", "Q5_K", "Q6_K"):
-        yield Misreading(f"swaps the high and low nibbles of {kind}", with_field(kind, "qs", with_nibbles_swapped))
+    return (each for each in other_orders(kind) if each.cause == "nibbles-swapped")
+
+
+@block_bug(fix="values of one K-quant byte are 32 (Q6_K: also 64) apart in the block, not neighbours")
+def quants_linear(kind: str, _: int) -> Iterator[Misreading]:
+    """The two-bit fields of a byte (Q2_K, Q3_K, TQ2_0) are taken for neighbouring values."""
+    return (each for each in other_orders(kind) if each.cause == "quants-linear")
+
+
+@block_bug(fix="take the values of a byte as far apart as the type has them, the first from the lowest bits")
+def quants_order(kind: str, _: int) -> Iterator[Misreading]:
+    """The values of a byte are taken for others, nearer or farther apart in the block, or from its other end."""
+    return (each for each in other_orders(kind) if each.cause == "quants-order")
 
 
 @block_bug(fix="subtract the type's offset from the quants (8, 16, 32) before they are scaled")
@@ -127,41 +167,23 @@ def high_bits_ignored(kind: str, _: int) -> Iterator[Misreading]:
 )
 def high_bits_misplaced(kind: str, _: int) -> Iterator[Misreading]:
     """The quants' high bits go to the wrong values."""
-    fix = "byte j of qh has bit i of value 32 * i + j"
-    if kind in ("Q5_0", "Q5_1"):
-        fix = "bit j of qh belongs to value j of the low half, bit j + 16 to the high half"
-        changes: dict[str, Change] = {
-            "takes the first 16 high bits for both halves": first_half_twice,
-            "swaps the high bits of the two halves": halves_swapped,
-            "takes high bits two by two": _two_by_two,
-        }
-    elif kind in WITH_HIGH_BITS:
-        fix = "byte j of qh has the bits 2 i and 2 i + 1 of value 32 * i + j" if kind == "Q6_K" else fix
-        changes = {
-            "swaps the two halves of the high bits": halves_swapped,
-            "reads the high bits from the other end of the byte": parts_reversed(2 if kind == "Q6_K" else 1),
-        }
-    else:
-        return
-    for says, change in changes.items():
-        yield Misreading(f"{says} ({kind})", with_field(kind, "qh", change), says, fix=fix)
+    if "qh" in PACKED.get(kind, {}):
+        own, fix = bits_of(kind, "qh"), HIGH_BITS[PACKED[kind]["qh"]]
+        for says, other in _high_bits_elsewhere(kind, own):
+            yield Misreading(f"{says} ({kind})", rearranged(own, other), says, fix=fix)
 
 
-def _two_by_two(qh: Array) -> Array:
-    """Value j of the two halves takes bits 2j and 2j + 1."""
-    bits = np.unpackbits(qh, axis=1, bitorder="little").reshape(-1, 16, 2).swapaxes(1, 2)
-    return np.packbits(bits.reshape(-1, 32), axis=1, bitorder="little")
-
-
-@block_bug(fix="values of one K-quant byte are 32 (Q6_K: also 64) apart in the block, not neighbours")
-def quants_linear(kind: str, _: int) -> Iterator[Misreading]:
-    """The two-bit fields of a byte (Q2_K, Q3_K) are taken for neighbouring values."""
-    if kind in ("Q2_K", "Q3_K"):
-        yield Misreading(f"takes the four values of a {kind} byte for neighbours", with_field(kind, "qs", _strided))
-
-
-def _strided(qs: Array) -> Array:
-    """Bytes as they would have to be for ggml's order to give what neighbours give."""
-    two_bits = (qs[..., None] >> np.array([0, 2, 4, 6], np.uint8)) & 3
-    parts = two_bits.reshape(-1, 2, 4, 32)
-    return (parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6).reshape(-1, 64)
+def _high_bits_elsewhere(kind: str, own: Bits) -> Iterator[tuple[str, Bits]]:
+    """The places where engines look for high bits."""
+    run, first, here = PACKED[kind]["qh"][1], own.min(), np.arange(len(own))
+    if run == 1:
+        yield "takes the first 16 high bits for both halves", own[here % 16]
+        yield "takes high bits two by two", own[2 * (here % 16) + here // 16]
+    yield "swaps the two halves of the high bits", first + (own - first + own.size // 2) % own.size
+    yield "reads the high bits from the other end of the byte", bits_of(kind, "qh", run, highest_first=True)
+    says = "takes the high bits of one byte for those of"
+    for other in (other for other in (16, 64) if other != run and 8 * other <= own.size):
+        yield f"{says} values {other} apart", bits_of(kind, "qh", other)
+    if run > 1:
+        yield f"{says} neighbours", bits_of(kind, "qh", 1)
+        yield f"{says} neighbours, the highest first", bits_of(kind, "qh", 1, highest_first=True)

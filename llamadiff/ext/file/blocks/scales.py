@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,9 @@ from llamadiff.ext.file.blocks.misreading import (
     block_bug,
     every_second_twice,
     with_field,
-    with_nibbles_swapped,
     zero,
 )
+from llamadiff.ext.file.blocks.orders import Bits, bits_in_a_row, bits_in_runs, bits_of, rearranged, six_bit_scales
 
 Array = NDArray[Any]
 WITH_MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
@@ -44,11 +44,16 @@ def minima_wrong(kind: str, _: int) -> Iterator[Misreading]:
     yield Misreading(f"swaps {kind}'s scale and minimum", swapped, "swapped", fix=fix)
 
 
-SIX_BITS = "unpack six-bit scales and minima, one of each for 32 values, as ggml's get_scale_min_k4 does"
+SIX_BITS = (
+    "unpack six-bit scales and minima, one of each for 32 values, as ggml's get_scale_min_k4 does: four in the low "
+    "bits of bytes 0 to 3 (minima: 4 to 7), four in the low nibbles of bytes 8 to 11 (minima: the high ones) with the "
+    "upper two bits of the first"
+)
 RIGHT_SCALES = {
     "Q4_K": SIX_BITS, "Q5_K": SIX_BITS, "Q6_K": "read scales as signed bytes, one for 16 values",
     "Q2_K": "take a scale from each low nibble, a minimum from the high one: both are of 16 values",
-    "Q3_K": "unpack six-bit scales, four low and two high bits each, and subtract 32",
+    "Q3_K": "unpack six-bit scales, four low bits from bytes 0 to 7, two high bits from bytes 8 to 11, and subtract 32",
+    "IQ4_XS": "unpack six-bit scales, four low bits from scales_l, two high bits from scales_h, and subtract 32",
 }  # fmt: skip
 
 
@@ -56,55 +61,83 @@ RIGHT_SCALES = {
 def scales_misread(kind: str, _: int) -> Iterator[Misreading]:
     """The K-quants' packed scales are unpacked wrongly: upper bits, order, sign, offset."""
     fix = RIGHT_SCALES.get(kind, "")
-    for says, change in SCALE_MISTAKES.get(kind, {}).items():
-        yield Misreading(f"{says} ({kind})", with_field(kind, "scales", change), says, fix=fix)
+    for says, own, other in SCALE_ORDERS[kind](kind) if kind in SCALE_ORDERS else ():
+        yield Misreading(f"{says} ({kind})", rearranged(own, other), says, fix=fix)
+    if kind in ("Q3_K", "Q4_K", "Q5_K"):
+        what = "scales" if kind == "Q3_K" else "last four scales and minima"
+        says = f"leaves out the upper bits of the {what}"
+        yield Misreading(f"{says} ({kind})", with_field(kind, "scales", UPPER_BITS_ZERO[kind]), says, fix=fix)
     if kind == "Q6_K":
+        shared = with_field(kind, "scales", every_second_twice)
+        yield Misreading(f"{SHARED}: blocks of 32 for 16 (Q6_K)", shared, "shared", fix=fix)
         yield Misreading("reads Q6_K's scales as unsigned bytes", _unsigned, "unsigned", fix=fix)
     if kind == "Q3_K":
         yield Misreading("does not subtract 32 from Q3_K's scales", _biased, "offset", fix=fix)
 
 
-def unpacked(s: Array) -> tuple[Array, Array]:
-    """Six-bit scales and minima of a K block, [n, 12] -> [n, 8] each (ggml-quants.c, get_scale_min_k4)."""
-    low = s[:, 0:4], s[:, 4:8], s[:, 8:12]
-    sc = np.concatenate([low[0] & 63, (low[2] & 15) | (low[0] >> 6 << 4)], axis=1)
-    mn = np.concatenate([low[1] & 63, (low[2] >> 4) | (low[1] >> 6 << 4)], axis=1)
-    return sc, mn
-
-
-def _packed(sc: Array, mn: Array) -> Array:
-    """The inverse of ``unpacked``."""
-    first = sc[:, :4] | (sc[:, 4:] >> 4 << 6)
-    second = mn[:, :4] | (mn[:, 4:] >> 4 << 6)
-    return np.concatenate([first, second, (sc[:, 4:] & 15) | (mn[:, 4:] & 15) << 4], axis=1).astype(np.uint8)
-
-
-def _last_swapped(s: Array) -> Array:
-    return np.concatenate([s[:, :8], with_nibbles_swapped(s[:, 8:])], axis=1)
-
-
-def _last_zero(s: Array) -> Array:
-    return np.concatenate([s[:, :8], zero(s[:, 8:])], axis=1)
-
-
-_SIX_BITS: Mapping[str, Change] = {
-    "leaves out the upper bits of the last four scales and minima": lambda s: np.concatenate(
-        [s[:, :8] & 63, s[:, 8:]], axis=1
-    ),
-    "swaps scales and minima of the sub-blocks": lambda s: _packed(*reversed(unpacked(s))),
-    "swaps the nibbles of the last four scales and minima": _last_swapped,
-    "gives two neighbouring sub-blocks one scale: blocks of 64 for 32": lambda s: _packed(
-        *(every_second_twice(part) for part in unpacked(s))
-    ),
+SHARED = "gives two neighbouring sub-blocks one scale"
+UPPER_BITS_ZERO: Mapping[str, Change] = {
+    "Q3_K": lambda s: np.concatenate([s[:, :8], zero(s[:, 8:])], axis=1),
+    "Q4_K": lambda s: np.concatenate([s[:, :8] & 63, s[:, 8:]], axis=1),
+    "Q5_K": lambda s: np.concatenate([s[:, :8] & 63, s[:, 8:]], axis=1),
 }
-_BLOCKS_OF_32 = "gives two neighbouring sub-blocks one scale: blocks of 32 for 16"
-SCALE_MISTAKES: Mapping[str, Mapping[str, Change]] = {
-    "Q4_K": _SIX_BITS,
-    "Q5_K": _SIX_BITS,
-    "Q2_K": {"swaps scale and minimum nibbles": with_nibbles_swapped, _BLOCKS_OF_32: every_second_twice},
-    "Q6_K": {_BLOCKS_OF_32: every_second_twice},
-    "Q3_K": {"leaves out the upper bits of the scales": _last_zero},
-}
+Elsewhere = Iterator[tuple[str, Bits, Bits]]  # in words, where packed scales lie, where they are looked for
+
+
+def _with_minima(kind: str) -> Elsewhere:
+    """Eight six-bit scales and eight minima: Q4_K's and Q5_K's."""
+    own, late = six_bit_scales(kind), [*range(4, 8), *range(12, 16)]
+    yield "swaps scales and minima of the sub-blocks", own, np.roll(own, 8, axis=0)
+    swapped = np.hstack([own[np.roll(late, 4), :4], own[late, 4:]])
+    yield "swaps the nibbles of the last four scales and minima", own[late], swapped
+    yield f"{SHARED}: blocks of 64 for 32", own, own[np.arange(16) // 2 * 2]
+    for row, end in _in_a_row(own):
+        yield f"takes six-bit scales, then minima, one after the other{end}", own, row
+        pairs = row.reshape(8, 2, 6).swapaxes(0, 1).reshape(16, 6)
+        yield f"takes scale and minimum of each sub-block one after the other{end}", own, pairs
+    first = int(own.min()) // 8
+    as_q3_k = np.hstack([bits_in_runs(first, 8, 4, 8), bits_in_runs(first + 8, 4, 2, 4)])
+    yield "unpacks scales and minima as Q3_K's scales are", own, as_q3_k
+
+
+def _in_two_parts(kind: str) -> Elsewhere:
+    """Six-bit scales whose low bits and high bits lie apart: Q3_K's and IQ4_XS's."""
+    own = six_bit_scales(kind)
+    for row, end in _in_a_row(own):
+        yield f"takes six-bit scales one after the other{end}", own, row
+    for what, some in (("low", own[:, :4]), ("high", own[:, 4:])):
+        for says, other in _in_runs(some):
+            yield f"takes the {what} bits of {says}", some, other
+
+
+def _in_nibbles(kind: str) -> Elsewhere:
+    """A scale and a minimum in each byte: Q2_K's."""
+    own = bits_of(kind, "scales")
+    yield "swaps scale and minimum nibbles", own, np.roll(own, 16, axis=0)
+    yield f"{SHARED}: blocks of 32 for 16", own, own[np.arange(32) // 2 * 2]
+    for row, end in _in_a_row(own):
+        yield f"takes four-bit scales, then minima, one after the other{end}", own, row
+
+
+SCALE_ORDERS: Mapping[str, Callable[[str], Elsewhere]] = {
+    "Q4_K": _with_minima, "Q5_K": _with_minima, "Q3_K": _in_two_parts, "IQ4_XS": _in_two_parts, "Q2_K": _in_nibbles,
+}  # fmt: skip
+
+
+def _in_a_row(own: Bits) -> Iterator[tuple[Bits, str]]:
+    """As many elements of as many bits from the same byte on, as a string of bits."""
+    for highest_first, end in ((False, ""), (True, ", the highest bit of a byte first")):
+        yield bits_in_a_row(int(own.min()) // 8, *own.shape, highest_first=highest_first), end
+
+
+def _in_runs(own: Bits) -> Iterator[tuple[str, Bits]]:
+    """The parts of each byte taken for neighbouring scales, or for scales as far apart as there are bytes."""
+    first, size = int(own.min()) // 8, own.size // 8
+    for run, whose in ((1, "neighbouring scales"), (size, f"scales {size} apart")):
+        for highest_first, end in ((False, ""), (True, ", the highest part first")):
+            other = bits_in_runs(first, size, own.shape[1], run, highest_first=highest_first)
+            if not np.array_equal(own, other):
+                yield f"{whose} from one byte{end}", other
 
 
 def _unsigned(blocks: Array, decode: Decode) -> Array:
