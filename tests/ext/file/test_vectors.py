@@ -115,6 +115,24 @@ def test_a_misread_layout_is_named(cause, mistake, kind, weights):
     assert kind in told.says
 
 
+@pytest.mark.parametrize(("kind", "mistake", "says", "fix"), [
+    ("MXFP4", "nibbles are neighbours", "an MXFP4 byte's two nibbles for neighbours", "values j and j + 16 of 32"),
+    ("Q4_K", "nibbles 128 apart", "for values 128 apart; they are 32 apart", "values j and j + 32 of 64"),
+    ("Q5_K", "quants in the order of bytes", "for neighbours, and the bits of a byte of qh too", "value 32 * i + j"),
+    ("Q6_K", "nibbles are neighbours", "for neighbours, but not their high bits", "values j and j + 64 of 128"),
+    ("Q3_K", "fields 64 apart", "64 apart; they are 32 apart, but not", "values j, j + 32, j + 64 and j + 96 of 128"),
+    ("Q4_K", "scales in a row", "takes six-bit scales, then minima, one after the other (Q4_K)", "get_scale_min_k4"),
+    ("Q5_K", "scales and minima in turn", "scale and minimum of each sub-block one after the other", "bytes 8 to 11"),
+    ("Q3_K", "scales in a row from the highest bit", "one after the other, the highest bit of a byte first", "high"),
+    ("Q3_K", "high bits in the order of bytes", "high bits of one byte for those of neighbours", "bit i of byte j"),
+])  # fmt: skip
+def test_an_order_is_told_in_words_that_say_what_to_do(kind, mistake, says, fix, weights):
+    told = misreading(weights, kind, misread.decode(kind, vector_blocks(kind), mistake))
+    assert told is not None
+    assert says in told.says
+    assert fix in told.fix
+
+
 def blocks_of(kind: str) -> np.ndarray:
     return vector_blocks(kind).reshape(-1, gguf.GGML_QUANT_SIZES[Type[kind]][1])
 
@@ -179,10 +197,11 @@ def test_nibbles_that_share_a_scale_may_be_taken_in_any_runs(kind, run, cause, w
     """Where a byte's values have one scale, what is read is the right values in another order."""
     half = 8 if kind == "NVFP4" else 16
     low, high = np.moveaxis(right(kind).reshape(-1, 2, half // run, run), 1, 0)
-    told = misreading(weights, kind, np.stack([low, high], axis=2).reshape(right(kind).shape))
-    assert told is not None
-    assert told.cause == cause
-    assert f"{run} apart; they are {half} apart" in told.says or (run == 1 and "for neighbours" in told.says)
+    for first, second, end in ((low, high, ""), (high, low, ", the highest bits first")):
+        told = misreading(weights, kind, np.stack([first, second], axis=2).reshape(right(kind).shape))
+        assert told is not None
+        assert told.cause == cause
+        assert told.says.endswith(f"neighbours{end}" if run == 1 else f"{run} apart{end}; they are {half} apart")
 
 
 def has(name: str) -> list[str]:

@@ -17,8 +17,6 @@ from llamadiff.ext.file.blocks.orders import Bits, bits_of, order_of, rearranged
 
 Array = NDArray[Any]
 WITH_HIGH_BITS = ("Q5_0", "Q5_1", "Q3_K", "Q5_K", "Q6_K")
-
-
 RUNS = (1, 4, 8, 16, 32, 64, 128)  # bytes whose lowest parts engines take before the next ones
 
 
@@ -28,15 +26,16 @@ def other_orders(kind: str) -> Iterator[Misreading]:
         return
     own, size, fix = PACKED[kind]["qs"][1], field_of(kind, "qs").stop - field_of(kind, "qs").start, _packing(kind)
     right = np.hstack([bits_of(kind, name) for name in ("qs", "qh") if name in PACKED[kind]])
-    orders = [(run, False) for run in RUNS if run <= size and run != own]
-    for run, backwards in (*orders, *dict.fromkeys([(own, True), (1, True)])):
+    runs = [run for run in RUNS if run <= size and (run != 8 or own <= 16)]  # words of 8 bytes: of short runs alone
+    orders = [(run, backwards) for run in runs for backwards in (False, True) if backwards or run != own]
+    for run, backwards in orders:
         cause, says = _called(kind, run, backwards)
         for of_high, variant, bits in _with_high_bits(kind, run, backwards):
             yield Misreading(says + of_high, rearranged(right, bits), f"{run} {backwards} {variant}", cause, fix)
     if kind.endswith("_K"):  # a scale for each part of a byte, or for several
         cause, says = _called(kind, 1, backwards=False)
         moved = order_of(bits_of(kind, "qs"), bits_of(kind, "qs", 1))
-        yield Misreading(f"{says}, each with the scale of its right place", _moved(moved), "values", cause, fix)
+        yield Misreading(f"{says}, though with the scales of their right places", _moved(moved), "values", cause, fix)
 
 
 def _called(kind: str, run: int, backwards: bool) -> tuple[str, str]:
@@ -48,9 +47,9 @@ def _called(kind: str, run: int, backwards: bool) -> tuple[str, str]:
         return "nibbles-swapped", f"swaps the high and low nibbles of {kind}"
     if run == own:
         return "quants-order", f"takes {parts} from its highest bits down"
-    if run > 1:
-        return "quants-order", f"takes {parts} for values {run} apart; {_packed_as(own)}"
     end = ", the highest bits first" if backwards else ""
+    if run > 1:
+        return "quants-order", f"takes {parts} for values {run} apart{end}; {_packed_as(own)}"
     return ("nibbles-interleaved" if bits == 4 else "quants-linear"), f"takes {parts} for neighbours{end}"
 
 
@@ -66,7 +65,8 @@ def _with_high_bits(kind: str, run: int, backwards: bool) -> Iterator[tuple[str,
         return
     high = bits_of(kind, "qh")
     yield "", "", np.hstack([low, high[order_of(bits_of(kind, "qs"), low)]])
-    yield ", but not their high bits", "low", np.hstack([low, high])
+    if run in (1, PACKED[kind]["qs"][1]) or not backwards:
+        yield ", but not their high bits", "low", np.hstack([low, high])
     if run == 1 < PACKED[kind]["qh"][1]:
         of_qh = bits_of(kind, "qh", 1, highest_first=backwards)
         yield ", and the bits of a byte of qh too", "both", np.hstack([low, of_qh])
