@@ -11,9 +11,7 @@ from proof.unknown.fault import Fault
 from proof.unknown.shown import FAULTS
 
 ROUNDS = {"norm_rounded_too_early"}  # in bfloat16, as its report says: that is no mistake to a judge
-UNNAMED = {
-    "q5_in_the_order_of_bytes", "scales_in_a_row", "nibbles_in_pairs", "angles_in_bf16",
-}  # fmt: skip
+UNNAMED = {"angles_in_bf16"}
 QUICK = ("gate_as_the_other_half", "windows_empty_after_restoring", "chunk_without_decay", "mask_from_the_chunks_start")
 
 
