@@ -71,6 +71,7 @@ from proof.unlisted.truth.general import (
     other_channels,
     row_places,
     row_sizes,
+    rows_moved,
     rows_of_heads,
     tokens_added,
 )
@@ -125,6 +126,8 @@ CHECKS: dict[str, Callable[..., bool]] = {
         op, lambda x, eps: np.sqrt((x * x).sum(axis=1, keepdims=True) / int(n) + eps)) and int(right) == op.r.shape[-1],
     r"each row's (.*) is rounded to (b?float16)": norm_in_16_bits,
     r"its angles are rounded to multiples of 1/(\d+)" + _HEADS: stepped_angles,
+    r"it reads (?:the (first|last) token's (\S+?)|(\S+) of the token (before|after))"
+    r"(?:, (?:from token (\d+) on|for tokens? (.*)) alone)?": rows_moved,
     r"its weights are ((?:rounded|cut off) to b?float16)": in_16_bits,
     r"the weights of inputs (\d+) to (\d+) count (\S+) times": inputs_scaled,
     r"the weights of inputs (\d+) to (\d+) have another scale in each output, from (\S+) to (\S+) times":

@@ -29,10 +29,10 @@ MOST = 1 << 22  # values of an input that is changed
 OTHERS = 24  # recorded taps that may have been read in an input's place
 FEWER = 1 << 18  # the same, and of results, where a constant is solved for
 SOUGHT = Sought(1e-4, 1e3, lambda value, own: "", (0.01, 0.1, 1.0, 10.0))
-CONSTANTS: Mapping[str, Callable[..., Any]] = {
-    "{0} as at most {1}": np.minimum, "{0} as at least {1}": np.maximum, "{1} times {0}": np.multiply,
-    "{0} plus {1}": np.add,
-}  # fmt: skip
+LIMITS: Mapping[str, Callable[..., Any]] = {"{0} as at most {1}": np.minimum, "{0} as at least {1}": np.maximum}
+OF_SINKS: Mapping[str, Callable[..., Any]] = {"{0} plus {1}": np.add}
+SPARED = 0.02  # of an input's values, that a limit must leave as they are
+SINKS = 2  # their place among a softmax's sources
 POINTWISE = frozenset({
     "MUL", "ADD", "SUB", "DIV", "SILU", "GELU", "GELU_QUICK", "GELU_ERF", "SIGMOID", "SOFTPLUS", "TANH", "EXP", "RELU",
     "SWIGLU", "GEGLU", "REGLU", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_OAI", "SCALE", "SQR", "SQRT",
@@ -79,15 +79,13 @@ def _changes(shape: tuple[int, ...], tokens: int) -> Iterator[tuple[str, Callabl
     for axis in [axis for axis in (-2, -3) if shape[axis] == tokens > 1][:1]:
         yield "{} of the token before", partial(moved_on, by=1, axis=axis)
         yield "{} of the token after", partial(moved_on, by=-1, axis=axis)
-        yield "{} of the first token, for every token", partial(_row, place=0, axis=axis)
-        yield "{} of the last token, for every token", partial(_row, place=-1, axis=axis)
+        yield "the first token's {}", partial(_row, place=0, axis=axis)
+        yield "the last token's {}", partial(_row, place=-1, axis=axis)
         heads = -3 if axis == -2 else -2
         for says, order in _orders(shape[heads]):
             yield f"the heads of {{}} {says}", partial(np.take, indices=order, axis=heads)
     yield "{} with the other sign", np.negative
     yield "the size of {}, without its sign", np.abs
-    yield "zeros for {}", np.zeros_like
-    yield "ones for {}", np.ones_like
 
 
 def _row(x: Array, place: int, axis: int) -> Array:
@@ -116,18 +114,20 @@ def _others(site: Site, place: int, name: str) -> Iterator[tuple[str, Array]]:
 
 
 def _constants(site: Site, case: Case, base: Subgraph, leaves: float) -> Iterator[str]:
-    """An input of an op of single values, or a short weight, that is kept within a bound, multiplied, or added to."""
+    """An input of an op of single values that is kept within a bound, or sinks that a constant is added to."""
     for place, number in enumerate(site.node.sources):
-        is_short = bool(site.weight(place)) and np.prod(site.shape(place)) == site.shape(place)[-1]
-        if number is None or not (is_short or (site.node.op in POINTWISE and not site.weight(place))):
+        are_sinks = site.node.op == "SOFT_MAX" and place == SINKS
+        if number is None or not (are_sinks or (site.node.op in POINTWISE and not site.weight(place))):
             continue
         if max(np.prod(site.shape(place)), np.prod(site.node.shape)) > FEWER:
             continue
-        for words, change in CONSTANTS.items():
+        for words, change in (OF_SINKS if are_sinks else LIMITS).items():
             for sign in (1.0, -1.0):
                 build = partial(_with_constant, base, site.node.number, place, change, sign)
                 for value in solve(replace(case, limit=leaves, hint=None), build, SOUGHT):
-                    if next(errors(case, [build(value)])) <= leaves:
+                    x = base.right_values(case).get(number, np.zeros(1))
+                    is_all = not are_sinks and float(np.mean(change(x, sign * value) == x)) < SPARED
+                    if not is_all and next(errors(case, [build(value)])) <= leaves:
                         yield f"it takes {words.format(site.named(place), f'{sign * value:.4g}')}"
 
 

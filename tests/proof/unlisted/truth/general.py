@@ -7,7 +7,7 @@ import numpy as np
 from proof.strangers.arithmetic import silu
 from proof.unlisted.truth.attention import key_rows, mixed, scored, scores, values_of
 from proof.unlisted.truth.ffn import gate_up
-from proof.unlisted.truth.op import Op, numbers
+from proof.unlisted.truth.op import Array, Op, numbers
 from proof.unlisted.truth.products import changed, factors
 
 
@@ -90,3 +90,39 @@ def fewer_inputs(op: Op, first: str, step: str, side: str) -> bool:
         count = min(max(int(first) + c * int(step) * (1 if side == "more" else -1), 0), w.shape[1])
         change[:, c] = -x[:, count:] @ w[c, count:]
     return changed(op, change)
+
+
+def rows_moved(
+    op: Op, whose: str | None, name: str | None, other: str | None, side: str | None, *part: str | None
+) -> bool:
+    """Each token's row is what the op makes of another token's row of one input."""
+    count = len(op.e)
+    rows = np.arange(count)
+    taken = {"before": rows - 1, "after": rows + 1, "first": 0 * rows, "last": 0 * rows + count - 1}[
+        whose or side or ""
+    ]
+    there = (taken >= 0) & (taken < count)
+    some = _part_of(count, *part) & there
+    read = name or other
+    inputs = np.asarray(op.taps[read], np.float64)
+    moved = inputs[np.clip(taken, 0, count - 1)]
+    if op.word.startswith("ffn_swiglu"):
+        gate, up = (np.asarray(op.of(word), np.float64) for word in ("ffn_gate", "ffn_up"))
+        values = gated(moved, up) if read.startswith("ffn_gate") else gated(gate, moved)
+    elif op.word in ("ffn_inp", "l_out"):
+        values = op.e - inputs + moved
+    else:
+        values = op.e[np.clip(taken, 0, count - 1)]
+    mask = some.reshape(-1, *[1] * (op.e.ndim - 1))
+    return bool(some.any()) and op.are(np.where(mask, values.reshape(op.e.shape), op.r if not part else op.e))
+
+
+def gated(gate: Array, up: Array) -> Array:
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def _part_of(count: int, first: str | None = None, those: str | None = None) -> Array:
+    """The rows that a sentence speaks about."""
+    if first is not None:
+        return np.arange(count) >= int(first)
+    return np.isin(np.arange(count), numbers(those)) if those is not None else np.ones(count, bool)
