@@ -11,6 +11,8 @@ from llamadiff.ext.graph.graph import Graph, GraphNode
 
 ONE = 1e6  # multiply-adds in the time that it takes to begin a node, however small
 CONFIRMING, CONFIRMING_SECONDS = 2e10, 5.0  # multiply-adds, or seconds, after a search, for what it found
+RECURRENT = {"SSM_SCAN", "GATED_DELTA_NET", "GATED_LINEAR_ATTN", "RWKV_WKV6", "RWKV_WKV7"}
+STATE = 64.0  # times as long as another value one takes that a state of so many is read for
 VALUE = 8.0  # multiply-adds in the time that a value takes of an op that is no product
 
 
@@ -50,6 +52,8 @@ class Budget:
 
 def _of_each(node: GraphNode, graph: Graph) -> float:
     """The multiply-adds of each value of a node."""
+    if node.op in RECURRENT:
+        return VALUE * STATE
     if not node.op.startswith(("MUL_MAT", "FLASH_ATTN")) or node.sources[0] is None:
         return VALUE
     number = node.sources[0]

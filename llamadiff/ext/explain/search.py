@@ -29,6 +29,7 @@ OTHER_SUMS = 3e-6  # of a result, root mean square: what sums in another order m
 FURTHER = 4.0  # times as far as arithmetics lie apart at the right op they may lie with a bug
 SEPARATES = 0.1  # of the right op's error: limits beyond it tell nothing apart
 DROPS, AS_GOOD, CLEARLY = 0.1, 1.1, 3.0  # of the right op's error; times the best fit's are its equals, and others'
+PAIRS = 1e10  # multiply-adds for two bugs at once
 FEW_BEST = 3  # bugs that nothing tells apart
 ALONG = 0.25  # of the right op's error: what its direction does not explain
 SMALL = 0.05  # of the model's constant: a smaller one may be any
@@ -116,7 +117,7 @@ def search(case: Case, right: float, budget: Budget, pairs: bool = True, by_drop
             fits = _confirmed(case, base, _refined(replace(quick, everywhere=where), bare, tried, right))
         if fits:
             return Outcome(fits, ())
-    fits = _confirmed(case, base, _pairs(quick, bare, bugs, budget)) if pairs else ()
+    fits = _confirmed(case, base, _pairs(quick, bare, bugs, Budget(PAIRS, budget.until, budget))) if pairs else ()
     if not fits and by_drop and base.is_span(case):
         fits = _by_drop(case, base, tried, right)
     return Outcome(fits, tuple(_nearest(tried)), complete=not budget.is_spent)
@@ -276,6 +277,7 @@ def _pairs(case: Case, base: Subgraph, bugs: Sequence[Bug], budget: Budget) -> l
     """
     if base.is_span(case):
         return []
+    case = replace(case, budget=budget)
     asked = takewhile(lambda _: not budget.is_spent, _two_at_once(case, base, bugs))
     steps, again = tee(asked)
     tried = zip(steps, errors(case, (sub for _, sub in again)), strict=True)

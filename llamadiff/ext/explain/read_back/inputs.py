@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from llamadiff.ext.explain.alter import changed, instead, moved_on
+from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.case import Case
 from llamadiff.ext.explain.read_back.observed import LEFT, Array, Facts
 from llamadiff.ext.explain.site import Site
@@ -25,6 +26,7 @@ from llamadiff.ext.graph.graph import LOOKS
 from llamadiff.judge.fact import Fact
 
 Guess = tuple[str, Alter]
+WORK = 2e9  # multiply-adds
 MOST = 1 << 22  # values of an input that is changed
 OTHERS = 24  # recorded taps that may have been read in an input's place
 FEWER = 1 << 18  # the same, and of results, where a constant is solved for
@@ -41,6 +43,7 @@ POINTWISE = frozenset({
 
 def by_inputs(case: Case) -> Facts:
     """What an op of llama.cpp's graph did with one of its inputs: in all rows, or in those that are wrong."""
+    case = replace(case, budget=Budget(WORK))
     base = subgraph_of(case)
     right = base.compute(case)
     part = case.part_of(right)
