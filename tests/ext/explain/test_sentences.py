@@ -36,7 +36,7 @@ KNOWN = known_bugs()
 # between them they reach every bug, at every op of theirs that a graph of llama.cpp's has
 MODELS = (
     "gpt-oss.Q8_0", "qwen35.F16", "starcoder2.Q5_K_M", "granitehybrid.Q8_0", "mpt.Q8_0", "falcon.Q8_0", "llama.Q8_0",
-    "phi3.Q6_K", "mamba.F16", "deepseek2.Q8_0", "deepseek2", "lfm2.F16", "smollm3.Q4_0", "olmo2.BF16", "qwen2.F16",
+    "phi3.Q6_K", "mamba.F16", "deepseek2", "lfm2.F16", "smollm3.Q4_0", "olmo2.BF16", "qwen2.F16",
     "gemma2", "stablelm", "moe", "granite", "llama-yarn", "llama-linear", "phi3-long",
 )  # fmt: skip
 UNTOLD = re.compile(
