@@ -26,7 +26,7 @@ from llamadiff.ext.graph.graph import LOOKS
 from llamadiff.judge.fact import Fact
 
 Guess = tuple[str, Alter]
-WORK = 2e9  # multiply-adds
+WORK = 5e8  # multiply-adds
 MOST = 1 << 22  # values of an input that is changed
 OTHERS = 24  # recorded taps that may have been read in an input's place
 FEWER = 1 << 18  # the same, and of results, where a constant is solved for
