@@ -231,7 +231,9 @@ class Judge:
             nmse=errors.nmse, per_token=errors.per_row, label=self._label(source, tap, fitted.policy), limit=match,
             is_even=is_even, allowances=allowances, evidence=evidence, least=fitted.least,
             policy_distances={} if is_match else noise.policy_distances(),
-            unknown_rounding=UnknownRounding() if is_match or not span else noise.unknown(errors.rows, self.phases),
+            unknown_rounding=(
+                UnknownRounding() if is_match or not span else noise.unknown_rounding(errors.rows, self.phases)
+            ),
             printed=self._printed_error(found), unknown=self._unknown(source, span, tap),
             span=span, token=worst.token, index=worst.index,
             expected=worst.baseline, recorded=worst.candidate,

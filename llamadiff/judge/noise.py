@@ -186,7 +186,7 @@ class TapNoise:
         """The rows' sums of squared errors against what was recorded."""
         return computed.errors(self.seen.clamp_to_print_precision(self.source, computed))
 
-    def unknown(self, nearest: Array, phases: Sequence[slice]) -> UnknownRounding:
+    def unknown_rounding(self, nearest: Array, phases: Sequence[slice]) -> UnknownRounding:
         """What the span errs by, and what roundings that nothing shows may leave of it. ``nearest``: the rows' errors
         under the arithmetic that fits best.
         """

@@ -82,7 +82,7 @@ class Bench:
         """What the engine finds under an assumption about a candidate."""
         assert assumed.trace is not None
         trace = assumed.trace.lacking(assumed.records) if assumed.records else assumed.trace
-        trace = trace.stating(type_k=assumed.cache, type_v=assumed.cache) if assumed.cache else trace
+        trace = trace.with_settings(type_k=assumed.cache, type_v=assumed.cache) if assumed.cache else trace
         found = run_passes(self.model, self.baseline, trace, self.how, None, assumed.roundings, assumed.draws)
         return Study(assumed, found)
 

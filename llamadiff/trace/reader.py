@@ -121,7 +121,7 @@ class Trace(Mapping[str, Array]):
         known = {name: mask for name, mask in self.known.items() if name not in names}
         return Trace(self.info, arrays, self.dtypes, self.path, known, self.kept, self.printed, self.sketch)
 
-    def stating(self, **settings: str) -> Trace:
+    def with_settings(self, **settings: str) -> Trace:
         """The same run of an engine that says this of its settings."""
         stated = self.info.producer.get("settings")
         own = {**(stated if isinstance(stated, dict) else {}), **settings}

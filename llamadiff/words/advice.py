@@ -78,15 +78,14 @@ def _steps_when_unknown(
     unnamed = [row for row in wrong if row.tap not in named]
     others = {stem(row.tap): row for row in reversed(unnamed) if stem(row.tap) != stem(first.tap)}
     others = {row.op: row for row in reversed(others.values()) if not row.span and row.op != first.op}
-    told = {
-        tap for d in diagnosis for tap, facts in d.read.items() if any(fact.kind not in ROUNDINGS for fact in facts)
-    }
-    steps = [_narrow_down(_still_open(first, rows), rows, first.tap) if first.span else advice(first, told)]
+    facts = [(tap, fact.kind) for d in diagnosis for tap, facts in d.read.items() for fact in facts]
+    read_back = {tap for tap, kind in facts if kind not in ROUNDINGS}
+    steps = [_narrow_down(_still_open(first, rows), rows, first.tap) if first.span else advice(first, read_back)]
     if first.span and not any(first.tap in d.taps for d in diagnosis):
         steps.append(_REPLAY)
     if any(first.tap in d.taps and not d.by_graph for d in diagnosis):
         steps.append("or run it where llama.cpp runs this file: known bugs are looked for in its graph")
-    return [*steps, *(f"{row.tap}: {advice(row, told)}" for row in list(others.values())[: _FEW - 1])]
+    return [*steps, *(f"{row.tap}: {advice(row, read_back)}" for row in list(others.values())[: _FEW - 1])]
 
 
 def _still_open(row: Row, rows: Sequence[Row]) -> Sequence[str]:
@@ -142,11 +141,11 @@ def _within_attention(layer: str, rows: Sequence[Row], end: str | None) -> str:
     return f"write {' and '.join(missing)} next, the rows that attention reads; {inside}"
 
 
-def advice(row: Row, told: Collection[str] = ()) -> str:
-    """Where to look at an op that is wrong for no known cause: by its tap, or else its op, or else its weight; for what
-    was read back of the taps that are ``told``.
+def advice(row: Row, read_back: Collection[str] = ()) -> str:
+    """Where to look at an op that is wrong for no known cause: by its tap, or else its op, or else its weight; of taps
+    that were ``read_back``, for what they did.
     """
-    if row.tap in told:
+    if row.tap in read_back:
         return f"look in the code that computes {row.tap} for what is said of it above"
     known = _LOOK_AT.get(stem(row.tap)) or _LOOK_AT.get(row.op)
     if known is not None or row.weight is None:

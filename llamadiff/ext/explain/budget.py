@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import prod
 
 from llamadiff.ext.graph.graph import Graph, GraphNode
+from llamadiff.ext.graph.ops.recurrent import RECURRENT
 
 ONE = 1e6  # multiply-adds in the time that it takes to begin a node, however small
 CONFIRMING, CONFIRMING_SECONDS = 2e10, 5.0  # multiply-adds, or seconds, after a search, for what it found
-RECURRENT = {"SSM_SCAN", "GATED_DELTA_NET", "GATED_LINEAR_ATTN", "RWKV_WKV6", "RWKV_WKV7"}
 STATE = 64.0  # times as long as another value one takes that a state of so many is read for
 VALUE = 8.0  # multiply-adds in the time that a value takes of an op that is no product
 

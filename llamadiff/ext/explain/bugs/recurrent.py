@@ -126,11 +126,9 @@ class _Scan:
 def state_lost(site: Site) -> Iterator[Edit]:
     """The state of a convolution or a recurrence is lost between batches, is an older one, or went on too far."""
     edges, is_conv = site.case.run.edges, site.node.op == "SSM_CONV"
-    says = {"zeros": "a state of zeros", "older": "a state that is one batch old"} | (
-        {}
-        if is_conv
-        else {"decayed": "a state that has decayed once more", "twice": "a state that has its first token"}
-    )
+    says = {"zeros": "a state of zeros", "older": "a state that is one batch old"}
+    if not is_conv:
+        says |= {"decayed": "a state that has decayed once more", "twice": "a state that has its first token already"}
     batches = list(range(1, len(edges) - 1))
     places = [("each batch", batches)] if batches else []
     places += [(f"the batch at token {edges[i]}", [i]) for i in batches[:EDGES] if len(batches) > 1]

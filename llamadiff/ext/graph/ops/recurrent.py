@@ -15,6 +15,7 @@ import numpy as np
 from llamadiff.ext.graph.op import Array, Op, op
 from llamadiff.ext.graph.ops.unary import softplus
 
+RECURRENT = ("SSM_SCAN", "GATED_DELTA_NET", "GATED_LINEAR_ATTN", "RWKV_WKV6", "RWKV_WKV7")  # all but convolutions
 # One token: the state before it and the token's own arrays -> what is read out, the state after it.
 Step = Callable[..., tuple[Array, Array]]
 
