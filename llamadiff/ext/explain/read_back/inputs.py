@@ -28,8 +28,8 @@ from llamadiff.judge.fact import Fact
 Guess = tuple[str, Alter]
 WORK = 5e8  # multiply-adds
 MOST = 1 << 22  # values of an input that is changed
-OTHERS = 24  # recorded taps that may have been read in an input's place
 FEWER = 1 << 18  # the same, and of results, where a constant is solved for
+OTHERS = 24  # recorded taps that may have been read in an input's place
 SOUGHT = Sought(1e-4, 1e3, lambda value, own: "", (0.01, 0.1, 1.0, 10.0))
 LIMITS: Mapping[str, Callable[..., Any]] = {"{0} as at most {1}": np.minimum, "{0} as at least {1}": np.maximum}
 OF_SINKS: Mapping[str, Callable[..., Any]] = {"{0} plus {1}": np.add}
