@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
@@ -48,7 +48,7 @@ class Dequantizer:
         """Have a file's weights decoded and multiplied fast, in so many ``threads`` (0: as many as cores)."""
         made = cls(weights)
         pool = ThreadPoolExecutor(threads or os.cpu_count(), initializer=partial(np.seterr, all="ignore"))
-        weights.decoder, weights.map = made.decoder, pool.map
+        weights.decoder, weights.map = made.decoder, partial(_spread, pool)
         return made
 
     def decoder(self, name: str) -> Decoder | None:
@@ -155,3 +155,11 @@ class Dequantizer:
             return None
         function.restype, function.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
         return function
+
+
+def _spread(pool: ThreadPoolExecutor, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+    """As the pool's ``map``; what is in one piece is done here, as handing it over takes longer than many do."""
+    if len(items) > 1:
+        return pool.map(work, items)
+    with np.errstate(all="ignore"):
+        return iter([work(each) for each in items])

@@ -131,7 +131,10 @@ def test_a_trace_is_written_and_read(elsewhere: Elsewhere) -> None:
     ids=lambda words: words[0],
 )  # fmt: skip
 def test_other_commands(words: tuple[str, ...], elsewhere: Elsewhere) -> None:
-    (elsewhere.folder / "captures").symlink_to(ROOT / "captures")
+    captures = elsewhere.folder / "captures"
+    captures.mkdir()
+    for kind in ("F16", "Q4_K_M"):
+        (captures / f"tiny.{kind}.safetensors").symlink_to(ROOT / "captures" / f"tiny.{kind}.safetensors")
     elsewhere.run(*words)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import prod
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def errors(case: Case, subgraphs: Iterable[Subgraph]) -> Iterator[float]:
 
 def _width(case: Case) -> int:
     """How many lanes a pass can have."""
-    ways, largest = len(case.carrier.ways), max(int(np.prod(shape)) for shape in case.run.shapes.values())
+    ways, largest = len(case.carrier.ways), max(map(prod, case.run.shapes.values()))
     return max(1, min(COLUMNS // (ways * len(case.run.tokens)), MEMORY // (ways * largest)))
 
 

@@ -30,7 +30,7 @@ from proof.unlisted.bugs import TOKENS
 from proof.unlisted.true import Op, is_true
 
 Array = np.ndarray
-QUICK, THOROUGH = 10, 300  # errors that are put into each tap
+QUICK, THOROUGH = 5, 300  # errors that are put into each tap
 
 
 @dataclass(frozen=True)

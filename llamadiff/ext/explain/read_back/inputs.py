@@ -30,7 +30,9 @@ WORK = 5e8  # multiply-adds
 MOST = 1 << 22  # values of an input that is changed
 FEWER = 1 << 18  # the same, and of results, where a constant is solved for
 OTHERS = 24  # recorded taps that may have been read in an input's place
-SOUGHT = Sought(1e-4, 1e3, lambda value, own: "", (0.01, 0.1, 1.0, 10.0))
+SOUGHT = Sought(1e-4, 1e3, lambda value, own: "", steps=8)
+FAMILIAR = (0.01, 0.1, 1.0, 10.0)
+SHARES = (0.01, 0.1, 0.3, 0.6, 0.8, 0.9, 0.97, 0.99, 0.999)  # of an input's values, beyond which a limit is tried first
 LIMITS: Mapping[str, Callable[..., Any]] = {"{0} as at most {1}": np.minimum, "{0} as at least {1}": np.maximum}
 OF_SINKS: Mapping[str, Callable[..., Any]] = {"{0} plus {1}": np.add}
 SPARED = 0.02  # of an input's values, that a limit must leave as they are
@@ -127,11 +129,18 @@ def _constants(site: Site, case: Case, base: Subgraph, leaves: float) -> Iterato
         for words, change in (OF_SINKS if are_sinks else LIMITS).items():
             for sign in (1.0, -1.0):
                 build = partial(_with_constant, base, site.node.number, place, change, sign)
-                for value in solve(replace(case, limit=leaves, hint=None), build, SOUGHT):
-                    x = base.right_values(case).get(number, np.zeros(1))
+                x = base.right_values(case).get(number, np.zeros(1))
+                tried = (*FAMILIAR, *_shares(sign * x))
+                for value in solve(replace(case, limit=leaves, hint=None), build, SOUGHT, tried):
                     is_all = not are_sinks and float(np.mean(change(x, sign * value) == x)) < SPARED
                     if not is_all and next(errors(case, [build(value)])) <= leaves:
                         yield f"it takes {words.format(site.named(place), f'{sign * value:.4g}')}"
+
+
+def _shares(x: Array) -> list[float]:
+    """What so many of its positive values are below."""
+    positive = x[(x > 0) & np.isfinite(x)]
+    return [float(value) for value in np.quantile(positive, SHARES)] if positive.size else []
 
 
 def _with_constant(
