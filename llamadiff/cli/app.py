@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import typer
 
@@ -10,21 +11,35 @@ from llamadiff import plugins
 from llamadiff.cli.command import PANELS
 from llamadiff.cli.commands import COMMANDS
 
+ABOUT = """llamadiff says which operation of an LLM inference engine is wrong, and why.
 
-def _epilog() -> str:
-    """What stands under all commands: exit codes, and slices that cannot be imported."""
-    codes = "Exit codes: 0 right, 1 wrong, 2 could not tell; 70 a fault of llamadiff's own."
-    missing = plugins.missing_slices()
-    return "\n\n".join((codes, *(f"Missing: {each.name} ({each.reason})" for each in missing)))
+    llamadiff compare model.gguf "Once upon a time"     is llama.cpp right here?
+    llamadiff compare model.gguf mine.safetensors       is my engine?
+"""
+END = """
+llamadiff COMMAND -h: its options, with examples. Others: --version, --help,
+--install-completion. Exit codes: 0 right, 1 wrong, 2 could not tell.
+"""
+
+
+class Page(typer.core.TyperGroup):
+    """The command line's help: a page for 80 columns and 40 lines, a line a command."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        every: Iterable[tuple[str, Any]] = self.commands.items()
+        formatter.width = 80
+        formatter.write(ABOUT)
+        for panel in PANELS:
+            with formatter.section(typer.style(panel, bold=True)):
+                lines = [(name, each) for name, each in every if each.rich_help_panel == panel]
+                formatter.write_dl([(name, each.get_short_help_str(80)) for name, each in lines])
+        formatter.write(END)
+        formatter.write("".join(f"Missing: {each.name} ({each.reason})\n" for each in plugins.missing_slices()))
 
 
 app = typer.Typer(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-    help="Says which operation of an LLM inference engine is wrong, since which layer, and why: "
-    "llama.cpp and an independent NumPy engine run the same tokens, and every tap is compared.",
-    epilog=_epilog(),
-)
+    cls=Page, context_settings={"help_option_names": ["-h", "--help"]}, pretty_exceptions_enable=False
+)  # fmt: skip
 
 
 def _version(asked: bool) -> None:

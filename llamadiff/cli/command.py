@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-JUDGE, FILE, LEARN = PANELS = ("Judge", "The file", "Look up")
+START, CI, LLAMA_CPP, MODEL, MORE = PANELS = ("Start", "In CI", "llama.cpp", "Model", "More")
 
 
 @dataclass(frozen=True)

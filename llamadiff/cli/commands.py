@@ -11,7 +11,7 @@ import typer
 
 from llamadiff import plugins
 from llamadiff.cli import listings
-from llamadiff.cli.command import JUDGE, LEARN, Command
+from llamadiff.cli.command import CI, MORE, START, Command
 from llamadiff.cli.inputs import RunOptions, prompt_or_trace, rules_of, settings_of, token_ids, two_traces
 from llamadiff.cli.options import (
     Annotate,
@@ -52,7 +52,6 @@ from llamadiff.system.output import make_room
 
 if TYPE_CHECKING:
     from llamadiff.engines.run_spec import How
-    from llamadiff.result.comparison import Comparison
 
 
 def compare(
@@ -62,7 +61,7 @@ def compare(
     explain: Explain = 0.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong", expect: Expect = None, *,
     reports: Reports,
 ) -> None:  # fmt: skip
-    """Run llama.cpp and the engine on the same tokens; say whether, where and why they part."""
+    """Say which operation of an engine is wrong, and why."""
     prompt, candidate = prompt_or_trace(prompt, candidate)
     asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp, only, takes_candidate=True)
     more = {
@@ -108,7 +107,7 @@ def capture(
     prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, n_predict: NPredict = 0, only: Only = None,
     llama_cpp: LlamaCpp = None, sketch: Sketch = False, nodes: Nodes = False, force: Force = False,
 ) -> None:  # fmt: skip
-    """Run llama.cpp, have the engine judge it, and keep its trace."""
+    """Run llama.cpp, judge its values, and keep them."""
     from llamadiff.engines.run_spec import How
     from llamadiff.trace.metadata import CHECKED
     from llamadiff.verbs import verbs
@@ -141,23 +140,15 @@ def diff(
     partial: Partial = False, expect: Expect = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
     *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Compare two traces; with --model, judge every op of both."""
-    how = {"explain": explain, "partial": partial, "expect": token_ids(expect, "--expect")}
-    result = run_diff(baseline, candidate, model, tolerance, reports, how)
-    reports.write(result)
-    finish(result.verdict, fail_on)
-
-
-def run_diff(
-    baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None, reports: Reports,
-    how: Mapping[str, Any],
-) -> Comparison:  # fmt: skip
-    """Two traces, compared."""
+    """Compare two traces; with --model, judge every op."""
     from llamadiff.verbs import verbs
 
     refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.output_files)
+    how: dict[str, Any] = {"explain": explain, "partial": partial, "expect": token_ids(expect, "--expect")}
     with _progress() as progress:
-        return verbs.diff(baseline, candidate, model, how_of(tolerance, reports, progress=progress, **how))
+        result = verbs.diff(baseline, candidate, model, how_of(tolerance, reports, progress=progress, **how))
+    reports.write(result)
+    finish(result.verdict, fail_on)
 
 
 def check(
@@ -167,8 +158,9 @@ def check(
     tolerance: Tolerance = None, fail_on: FailOn = "wrong", annotate: Annotate = False, update: Update = False,
     force: Force = False, *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Check recorded llama.cpp traces, or your engine on their tokens; needs no llama.cpp where the engine runs the
-    file."""
+    """Check kept traces, or your engine on their tokens.
+
+    It needs no llama.cpp where the reference engine runs the file."""
     from llamadiff.cli.checking import Tally
     from llamadiff.engines.run_spec import Gate
     from llamadiff.verbs import check_traces, verbs
@@ -198,7 +190,7 @@ def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, r
 
 
 def demo(llama_cpp: LlamaCpp = None) -> None:
-    """Compare the shipped model, right and then with a bug in it."""
+    """Compare the shipped model, right, then with a bug."""
     from llamadiff.report.terminal.report import say
     from llamadiff.verbs import demo as shipped
 
@@ -225,8 +217,9 @@ def _escape(text: object) -> str:
 
 
 COMMANDS = (
+    Command(START, demo),
     Command(
-        JUDGE,
+        START,
         with_reports(compare, keeps=True),
         (
             'llamadiff compare model.gguf "Once upon a time"       is llama.cpp right on this machine?',
@@ -235,35 +228,16 @@ COMMANDS = (
             'llamadiff compare model.gguf "Once" --candidate "cmd: ./engine --tokens {tokens} --dump {out}"',
         ),
     ),
+    Command(START, listings.taps, ("llamadiff taps model.gguf --json",)),
+    Command(CI, capture, ('llamadiff capture model.gguf "Once upon a time" -o right.safetensors',)),
     Command(
-        JUDGE,
-        capture,
-        ('llamadiff capture model.gguf "Once upon a time" -o right.safetensors',),
-    ),
-    Command(
-        JUDGE,
-        with_reports(diff),
-        ("llamadiff diff right.safetensors mine.safetensors --model model.gguf",),
-    ),
-    Command(
-        JUDGE,
+        CI,
         with_reports_of_several(check),
         (
             "llamadiff check captures/ --fail-on noise             are the recordings right?",
             'llamadiff check captures/ --candidate "cmd: ./engine --tokens {tokens} --dump {out}"   is your engine?',
         ),
     ),
-    Command(
-        LEARN,
-        listings.taps,
-        ("llamadiff taps model.gguf --json",),
-    ),
-    Command(
-        LEARN,
-        demo,
-    ),
-    Command(
-        LEARN,
-        listings.doctor,
-    ),
+    Command(CI, with_reports(diff), ("llamadiff diff right.safetensors mine.safetensors --model model.gguf",)),
+    Command(MORE, listings.doctor),
 )

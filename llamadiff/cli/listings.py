@@ -15,7 +15,9 @@ def taps(
     tokens: Annotated[int, typer.Option("--n-tokens", min=1, help="Shapes for this many.")] = 14,
     json: Annotated[bool, typer.Option("--json", help="Every tap as JSON.", metavar="")] = False,
 ) -> None:
-    """Print what an engine should write: names, shapes, order; the dozen that matter most are marked."""
+    """List what an engine should write: names, shapes, order.
+
+    The dozen that matter most are marked."""
     from llamadiff.engines.select import runnable
     from llamadiff.report import listing
 
@@ -27,7 +29,7 @@ def taps(
 
 
 def doctor(llama_cpp: LlamaCpp = None) -> None:
-    """Say what is installed, how llama.cpp was built, and what was found wrong."""
+    """Say what is installed, and what is wrong with it."""
     from llamadiff.llamacpp import doctor as examination
     from llamadiff.report import listing
 

@@ -1,4 +1,4 @@
-"""Options under the names that they had up to 0.1: they go on working for one release, and a line says the new ones."""
+"""Names that commands and options had up to 0.1: they go on for one release, and a line says the new ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamadiff.cli.complaint import complain
 
 Words = list[str]
 WITH_REPORTS = {
-    "compare", "diff", "diagnose", "backend", "check", "variants", "port", "weights", "sweep", "replay",
+    "compare", "diff", "backend", "check", "variants", "port", "weights", "sweep", "replay",
 }  # fmt: skip
 
 
@@ -26,6 +26,7 @@ def _file(option: str) -> Callable[[str], Words]:
     return lambda value: [*([option] if option else []), value if value == "-" and not option else f"@{value}"]
 
 
+COMMANDS = {"diagnose": "diff"}
 FLAGS = {
     "--flash-attn": ["--llama-cpp", "flash_attn=on"],
     "--repack": ["--llama-cpp", "repack=on"],
@@ -46,7 +47,9 @@ VALUES = {
 
 
 def in_new_names(words: Sequence[str]) -> Words:
-    """A command line with today's names for the options of the commands that judge."""
+    """A command line with today's names for commands, and for the options of those that judge."""
+    if words and words[0] in COMMANDS:
+        words = [*_announce(words[0], [COMMANDS[words[0]]]), *words[1:]]
     if not words or words[0] not in {*WITH_REPORTS, "capture", "doctor", "graph"}:
         return [*words]
     command, *rest = _as_loss(words)

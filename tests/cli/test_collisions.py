@@ -95,9 +95,6 @@ COLLISIONS = {
     "diff -o json, candidate": (("diff", "a.safetensors", "b.safetensors", "-o", "json:b.safetensors"),
                                 "b.safetensors"),
     "diff -o csv, candidate": (("diff", "a.safetensors", "b.safetensors", "-o", "csv:b.safetensors"), "b.safetensors"),
-    "diagnose -o json, candidate": (
-        ("diagnose", "a.safetensors", "b.safetensors", "--model", "m.gguf", "-o", "json:b.safetensors"),
-        "b.safetensors"),
     "check -o json, trace": (("check", "a.safetensors", "--model", "m.gguf", "-o", "json:a.safetensors"),
                              "a.safetensors"),
     "check -o json, a trace of several": (("check", "d", "e", "--model", "m.gguf", "-o", "json:e/engine.safetensors"),

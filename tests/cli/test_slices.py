@@ -7,12 +7,12 @@ import sys
 from importlib import import_module
 
 import pytest
+from command import run
 from places import ROOT
 
 import llamadiff.ext
 from llamadiff import UserError, check, compare, plugins
 from llamadiff.candidates.opening import source_of
-from llamadiff.cli import app
 from llamadiff.cli.commands import _update
 from llamadiff.cli.reports import Reports
 from llamadiff.engines.run_spec import Gate, How, Run
@@ -52,7 +52,7 @@ def test_a_slice_that_cannot_be_imported_is_missing_and_the_others_are_there(fol
 def test_help_and_doctor_say_what_is_missing(folder):
     folder(broken_slice=BROKEN)
     said = "ModuleNotFoundError: No module named 'no_such_module'"
-    assert f"Missing: broken_slice ({said})" in app._epilog()
+    assert f"Missing: broken_slice ({said})" in run("--help").stdout
     examined = next(each for each in examine() if each.name == "slice broken_slice")
     assert (examined.state, examined.found) == (BAD, f"missing: {said}")
 
@@ -106,7 +106,7 @@ def test_that_nobody_records_captures_anew_is_said(monkeypatch):
 @pytest.mark.skipif(not (ROOT / "tests" / "ext").is_dir(), reason="slices are deleted (tools/without.py)")
 def test_nothing_is_missing():
     assert plugins.missing_slices() == ()
-    assert "Missing" not in app._epilog()
+    assert "Missing" not in run("--help").stdout
 
 
 def test_no_command_of_a_slice_makes_help_wait():

@@ -67,7 +67,7 @@ def test_the_commands_ask_for_the_logits(partial, code, right, small_model, tmp_
     whole, model = written(tmp_path / "w.safetensors", right), str(small_model())
     for arguments in (
         ("compare", model, "--candidate", part), ("diff", whole, part, "--model", model), ("diff", whole, part),
-        ("diagnose", whole, part, "--model", model), ("check", part, "--model", model),
+        ("check", part, "--model", model),
     ):  # fmt: skip
         assert app([*map(str, arguments), *partial], standalone_mode=False) == code, arguments
     assert app(["check", str(whole), "--model", model], standalone_mode=False) == 0

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.command import FILE, Command
+from llamadiff.cli.command import MODEL, Command
 from llamadiff.cli.options import Model, finish
 from llamadiff.cli.reports import Reports, with_files
 from llamadiff.report.formats import Format
@@ -29,7 +29,9 @@ Other = Annotated[
 
 
 def weights(model: Model, other: Other = None, *, reports: Reports) -> None:
-    """Is the file right? List every tensor; with OTHER, compare each with another file, a checkpoint or a dump."""
+    """Say whether a file is right, alone or against another.
+
+    Every tensor is listed; with OTHER, each is compared with another file's, a checkpoint's or a dump's."""
     from llamadiff.ext.file.opening import files_of, judge_weights
     from llamadiff.ext.file.report import render_weights
     from llamadiff.report.status_line import progress
@@ -43,7 +45,9 @@ def weights(model: Model, other: Other = None, *, reports: Reports) -> None:
 
 
 def vectors(directory: Annotated[Path, typer.Argument(help="A new directory.", show_default=False)]) -> None:
-    """Write test blocks of every ggml type, and what they decode to, for engines in any language."""
+    """Write test blocks of every type, and their right values.
+
+    They are for engines in any language."""
     from llamadiff.ext.file.vectors import write_vectors
     from llamadiff.report.status_line import progress
 
@@ -54,7 +58,7 @@ def vectors(directory: Annotated[Path, typer.Argument(help="A new directory.", s
 
 COMMANDS = (
     Command(
-        FILE,
+        MODEL,
         with_files(weights, FORMATS),
         (
             "llamadiff weights model.gguf               is anything odd in it?",
@@ -63,7 +67,7 @@ COMMANDS = (
         ),
     ),
     Command(
-        FILE,
+        MODEL,
         vectors,
         ("llamadiff vectors blocks/",),
     ),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.command import JUDGE, LEARN, Command
+from llamadiff.cli.command import LLAMA_CPP, Command
 from llamadiff.cli.commands import how_of
 from llamadiff.cli.inputs import RunOptions, settings_of
 from llamadiff.cli.options import Chat, FailOn, LlamaCpp, Model, NPredict, Prompt, Recorded, Tokens, Tolerance, finish
@@ -22,7 +22,9 @@ def backend(
     keep: Annotated[Path | None, typer.Option("--keep", help="Save each wrong op, with its inputs, here.")] = None,
     recorded: Recorded = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Check every node of llama.cpp's graph on its real inputs: for authors of backends and ports."""
+    """Check every node of llama.cpp's graph on its real inputs.
+
+    For authors of backends and of ports."""
     from llamadiff.ext.graph.backend import judge_graph
     from llamadiff.report.status_line import progress
 
@@ -44,7 +46,9 @@ def graph(
     dot: Annotated[bool, typer.Option("--dot", help="Graphviz instead of a tree.", metavar="")] = False,
     llama_cpp: LlamaCpp = None,
 ) -> None:
-    """Print llama.cpp's graph of a model: a tree for each layer, with shapes, types and the names of taps."""
+    """Print llama.cpp's graph of a model.
+
+    A tree for each layer, with shapes, types and the names of taps."""
     from llamadiff.ext.graph import listing
     from llamadiff.ext.graph.backend import list_nodes
 
@@ -54,12 +58,12 @@ def graph(
 
 COMMANDS = (
     Command(
-        JUDGE,
+        LLAMA_CPP,
         with_reports(backend),
         ('llamadiff backend model.gguf "Once" --n-predict 4 --llama-cpp flash_attn=on --keep wrong-ops',),
     ),
     Command(
-        LEARN,
+        LLAMA_CPP,
         graph,
         ("llamadiff graph model.gguf --layer 0",),
     ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llamadiff.cli.command import FILE, Command
+from llamadiff.cli.command import MODEL, Command
 from llamadiff.cli.commands import run_compare
 from llamadiff.cli.inputs import MAX_TEXT_FILE, RunOptions, as_typed, bytes_of
 from llamadiff.cli.options import Chat, FailOn, LlamaCpp, Model, Prompt, Spend, Text, Tokens
@@ -27,7 +27,9 @@ def loss(
     prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, text: Text = None, spend: Spend = None,
     llama_cpp: LlamaCpp = None, fail_on: FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
-    """What the types of another file of the model cost, and where: on the prompt or a text's beginning, and over it."""
+    """Say what a file's quantization costs, and in which tensors.
+
+    On the prompt, or on a text's beginning and over all of it."""
     costing = _costing_of(other, text, spend)
     if prompt is None and tokens is None and costing.text is not None:
         prompt = as_typed(" ".join(costing.text.split()[:BEGINNING]))
@@ -50,7 +52,7 @@ def _costing_of(other: Path, text: Path | None, spend: str | None) -> Costing:
 
 COMMANDS = (
     Command(
-        FILE,
+        MODEL,
         with_reports(loss),
         ("llamadiff loss good.gguf small.gguf --text wiki.txt --spend 64M",),
     ),

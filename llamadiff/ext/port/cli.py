@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.command import JUDGE, Command
+from llamadiff.cli.command import LLAMA_CPP, Command
 from llamadiff.cli.inputs import RunOptions
 from llamadiff.cli.options import LlamaCpp, Model, NPredict, Prompt, Tokens, finish
 from llamadiff.cli.reports import Reports, with_files
@@ -29,7 +29,9 @@ def port(
     prompt: Prompt = None, tokens: Tokens = None, n_predict: NPredict = 0, llama_cpp: LlamaCpp = None,
     *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Hold llama.cpp's graph of a file against the checkpoint's own code: the first ops that part, and why."""
+    """Compare llama.cpp's graph with the checkpoint's own code.
+
+    The first ops that part, and why."""
     from llamadiff.engines.run_spec import How
     from llamadiff.ext.port.page import print_port
     from llamadiff.ext.port.run import port as run_port
@@ -63,7 +65,9 @@ def tiny(
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the weights.", min=0, max=1 << 31)] = 1,
 ) -> None:  # fmt: skip
-    """Make the same architecture, small and random, with its .gguf: for port, and for the CI of an engine."""
+    """Make a small random model of a checkpoint's architecture.
+
+    With its .gguf: for port, and for the CI of an engine."""
     from llamadiff.ext.port.tiny import tiny as make
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
@@ -80,7 +84,7 @@ def tiny(
 
 COMMANDS = (
     Command(
-        JUDGE,
+        LLAMA_CPP,
         with_files(port, FORMATS),
         (
             'llamadiff port model.gguf checkpoint/ "Once upon a time"',
@@ -88,7 +92,7 @@ COMMANDS = (
         ),
     ),
     Command(
-        JUDGE,
+        LLAMA_CPP,
         tiny,
         ("llamadiff tiny checkpoint/ -o tiny/ --converter ../llama.cpp/convert_hf_to_gguf.py --golden",),
     ),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.command import JUDGE, Command
+from llamadiff.cli.command import MODEL, Command
 from llamadiff.cli.inputs import settings_of
 from llamadiff.cli.options import JUDGEMENT, LlamaCpp, Model, finish
 from llamadiff.cli.reports import Reports, with_files
@@ -47,7 +47,9 @@ def tokens(
     llama_cpp: LlamaCpp = None,
     *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Hold a tokenizer against llama.cpp's and an independent one: the smallest text on which they part, and why."""
+    """Compare a tokenizer with llama.cpp's and an independent one.
+
+    The smallest text on which they part, and why."""
     from llamadiff.ext.prompt.tokens.back import back as run_back
     from llamadiff.ext.prompt.tokens.page import print_back, print_tokens
     from llamadiff.ext.prompt.tokens.run import Wanted
@@ -88,7 +90,9 @@ def template(
     ] = 60.0,
     *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Hold a renderer of prompts against the model's chat template: the smallest conversation that parts, and why."""
+    """Compare a prompt renderer with the model's chat template.
+
+    The smallest conversation on which they part, and why."""
     from llamadiff.ext.prompt.templates.page import print_templates
     from llamadiff.ext.prompt.templates.run import template as run_template
     from llamadiff.report.status_line import progress
@@ -103,7 +107,7 @@ def template(
 
 COMMANDS = (
     Command(
-        JUDGE,
+        MODEL,
         with_files(tokens, OF_TOKENS),
         (
             "llamadiff tokens model.gguf                                      is llama.cpp's tokenizer right?",
@@ -112,7 +116,7 @@ COMMANDS = (
         ),
     ),
     Command(
-        JUDGE,
+        MODEL,
         with_files(template, OF_TEMPLATES),
         (
             'llamadiff template model.gguf --candidate "./engine --render"',

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.command import JUDGE, Command
+from llamadiff.cli.command import LLAMA_CPP, Command
 from llamadiff.cli.inputs import settings_of
 from llamadiff.cli.options import LlamaCpp, finish
 from llamadiff.cli.reports import Reports, with_files
@@ -23,7 +23,9 @@ def replay(
     *,
     reports: Reports,
 ) -> None:
-    """Run saved ops again through ggml's own API, on any build and device, and say how far off they are."""
+    """Run saved ops again, on any build and device.
+
+    Through ggml's own API; it says how far off they are."""
     from llamadiff.ext.replay.report import line_of
     from llamadiff.ext.replay.run import run_ops
     from llamadiff.result.comparison import verdict_of
@@ -36,7 +38,7 @@ def replay(
 
 COMMANDS = (
     Command(
-        JUDGE,
+        LLAMA_CPP,
         with_files(replay, FORMATS),
         ("llamadiff replay wrong-ops/*.safetensors --llama-cpp ../llama.cpp",),
     ),

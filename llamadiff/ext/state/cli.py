@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.command import JUDGE, Command
+from llamadiff.cli.command import LLAMA_CPP, Command
 from llamadiff.cli.inputs import RunOptions
 from llamadiff.cli.options import JUDGEMENT, Chat, LlamaCpp, Model, NPredict, Prompt, Tokens, finish
 from llamadiff.cli.reports import Reports, with_files
@@ -36,7 +36,9 @@ def variants(
     ] = 600.0,
     *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Run llama.cpp against itself: flash attention, caches, batches, threads, devices; one line for each."""
+    """Run llama.cpp against itself: caches, batches, devices.
+
+    Flash attention and threads too; one line for each."""
     from llamadiff.engines.run_spec import How
     from llamadiff.ext.state.report import print_variants
     from llamadiff.ext.state.variants import run_variants
@@ -59,7 +61,7 @@ def variants(
 
 COMMANDS = (
     Command(
-        JUDGE,
+        LLAMA_CPP,
         with_files(variants, _formats()),
         (
             'llamadiff variants model.gguf "Once upon a time"',

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.command import JUDGE, Command
+from llamadiff.cli.command import CI, Command
 from llamadiff.cli.options import finish
 from llamadiff.cli.reports import Reports, with_files
 from llamadiff.report.formats import Format
@@ -33,7 +33,9 @@ def sweep(
     ] = None,
     *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Judge models x prompts x candidates x settings; rows are kept as Parquet, and what is done is not done again."""
+    """Compare models x prompts x candidates x settings.
+
+    Rows are kept as Parquet, and what is done is not done again."""
     from llamadiff.ext.sweep.case import SweepRow
     from llamadiff.ext.sweep.page import line_of, print_sweep
     from llamadiff.ext.sweep.run import run_sweep
@@ -55,7 +57,7 @@ def sweep(
 
 COMMANDS = (
     Command(
-        JUDGE,
+        CI,
         with_files(sweep, FORMATS),
         (
             "llamadiff sweep cases.toml                             models x prompts x candidates x settings",

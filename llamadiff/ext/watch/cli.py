@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.command import JUDGE, Command
+from llamadiff.cli.command import LLAMA_CPP, Command
 from llamadiff.cli.inputs import bytes_of, range_of, settings_of
 from llamadiff.cli.options import finish
 from llamadiff.cli.reports import Reports, with_files
@@ -56,7 +56,9 @@ def watch(
     ] = None,
     *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Run any program that computes ggml graphs, and judge their nodes: vision, speech, images, a server at work."""
+    """Run a program that uses ggml, and check every node.
+
+    Vision, speech, images, a server at work."""
     from llamadiff.engines.run_spec import How
     from llamadiff.ext.watch.report import print_watched
     from llamadiff.ext.watch.watch import watch_program
@@ -76,7 +78,7 @@ def watch(
 
 COMMANDS = (
     Command(
-        JUDGE,
+        LLAMA_CPP,
         with_files(watch, _formats()),
         (
             "llamadiff watch -- llama-mtmd-cli -m model.gguf --mmproj mmproj.gguf --image cat.png -p What?",

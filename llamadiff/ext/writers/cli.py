@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llamadiff.cli.command import LEARN, Command
+from llamadiff.cli.command import START, Command
 
 
 def writer(
@@ -16,7 +16,9 @@ def writer(
         Path | None, typer.Option("--model", help="A .gguf file: print the lines that add its taps too.")
     ] = None,
 ) -> None:
-    """Print a writer of the trace file, without dependencies, to paste into an engine."""
+    """Print code that records an engine's values, to paste in.
+
+    It writes the trace file, and has no dependencies."""
     from llamadiff.ext.writers import writers
 
     writers.check_language(language)
@@ -30,7 +32,7 @@ def writer(
 
 COMMANDS = (
     Command(
-        LEARN,
+        START,
         writer,
         ("llamadiff writer rust --model model.gguf > trace_writer.rs",),
     ),

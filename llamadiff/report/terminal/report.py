@@ -73,16 +73,6 @@ def render(comparison: Comparison, console: Console, full: bool = False) -> None
     put_last_line(page, comparison)
 
 
-def render_causes(comparison: Comparison, console: Console) -> None:
-    """Print the finding, the causes and what to do."""
-    page = Page(console)
-    put_headline(page, comparison, full=True)
-    page.blank()
-    put_fixes(page, comparison, full=True)
-    put_causes(page, comparison)
-    put_next_steps(page, comparison)
-
-
 def put_tables(page: Page, comparison: Comparison, full: bool) -> None:
     """Print what slices found besides."""
     tables = tables_of(comparison, full)

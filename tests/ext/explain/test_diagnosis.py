@@ -278,11 +278,11 @@ def test_the_command_says_why(small_model, tmp_path):
     trace = save(wrong, tmp_path / "c.safetensors")
     logits = save(only(wrong, "result_output"), tmp_path / "l.safetensors")
     for arguments in ([trace], [logits, "--explain", "600"]):
-        done = run("diagnose", str(right), *map(str, arguments), "--model", str(path), "-o", "json:-")
+        done = run("diff", str(right), *map(str, arguments), "--model", str(path), "-o", "json:-")
         assert done.returncode == 1, done.stderr
         assert json.loads(done.stdout)["diagnosis"][0]["cause"] == "rope-layout"
-    shown = " ".join(run("diagnose", str(right), str(trace), "--model", str(path)).stdout.split())
-    assert "rope-layout: RoPE, layers 0, 1: rotates (i, i+32); this model needs (2i, 2i+1)" in shown
+    shown = " ".join(run("diff", str(right), str(trace), "--model", str(path)).stdout.split())
+    assert "RoPE, layers 0, 1: rotates (i, i+32); this model needs (2i, 2i+1)" in shown
     assert "rotate (2i, 2i+1)" in shown
 
 

@@ -100,7 +100,7 @@ def test_traces_are_recorded_checked_and_diagnosed(parallel: Path, tmp_path: Pat
     arrays["l_out-1"] = arrays["l_out-1"] + arrays["ffn_out-1"] / 3
     save_file(arrays, wrong, {KEY: trace.info.to_json()})
     assert diff(right, wrong, parallel).first_divergence.tap == "ffn_out-1"
-    done = run("diagnose", right, wrong, "--model", parallel)
+    done = run("diff", right, wrong, "--model", parallel)
     assert done.returncode == 1
     assert "ffn_out-1" in done.stdout
 

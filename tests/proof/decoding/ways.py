@@ -61,7 +61,7 @@ def with_prompt(run: Run) -> Comparison:
     return compare(run.model, run_spec.Run(PROMPT, n_predict=STEPS), candidate=run.trace)
 
 
-def diagnosed(run: Run) -> Comparison:
+def diffed(run: Run) -> Comparison:
     theirs = record(run.model, run_spec.Run(PROMPT, n_predict=STEPS), run.folder / "theirs.safetensors")
     return diff(theirs, run.trace, run.model)
 
@@ -79,7 +79,7 @@ WAYS: dict[str, Callable[[Run], Comparison]] = {
     "trace alone": alone,
     "--tokens": with_tokens,
     "prompt": with_prompt,
-    "diagnose": diagnosed,
+    "diff": diffed,
     "cmd:": as_command,
 }
 
