@@ -79,6 +79,6 @@ class Evidence:
         return bool(self.others)
 
 
-def assumed_of(reads: bool, of_llama_cpp: bool) -> frozenset[str]:
-    """What needs not be shown: what was read back from an engine, and llama.cpp's own arithmetic of llama.cpp."""
-    return frozenset([*[READ] * reads, *[NATIVE] * of_llama_cpp])
+def assumed_of(reads: bool, of_llama_cpp: bool, stated: str = "") -> frozenset[str]:
+    """What needs not be shown: what was read back, what an engine states, and llama.cpp's own of llama.cpp."""
+    return frozenset([*[READ] * reads, *[NATIVE] * of_llama_cpp, *filter(None, [stated])])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.judge.settings import cache_settings, settings_of
+from llamadiff.judge.settings import cache_settings, computes_in, settings_of
 from llamadiff.numerics import arithmetic, metrics
 from llamadiff.numerics.policies import (
     ANGLES,
@@ -98,7 +98,7 @@ class Source:
         """A trace of a model with these ``taps``, and what its producer says of its settings."""
         stored, flash = cache_settings(trace), bool(settings_of(trace).get("flash_attn"))
         missing = any(tap.name not in trace for tap in taps if not tap.kind.optional)
-        policies = policies_for(weight_types, stored, policies)
+        policies = policies_for(weight_types, stored, (*policies, *filter(None, [computes_in(trace)])))
         halves = frozenset(name for name, kind in trace.dtypes.items() if kind in HALVES and not name.startswith(KEPT))
         products = [tap.name for tap in taps if tap.name in trace and tap.kind.op.startswith("MUL_MAT")]
         kept_in = (F32, F32) if trace.is_float32 else (_precision(trace, list(trace)[1:]), _precision(trace, products))

@@ -95,12 +95,7 @@ def run_passes(
 
 
 def _run_of_beginning(
-    model: Runnable,
-    sources: Sequence[Source],
-    replayed: Sequence[Lane],
-    free: Sequence[Lane],
-    info: Info,
-    how: How,
+    model: Runnable, sources: Sequence[Source], replayed: Sequence[Lane], free: Sequence[Lane], info: Info, how: How
 ) -> Passes:
     """The replay of a long prompt, and the free run of its beginning: after it, as some of it may still be recorded."""
     quiet = replace(how, progress=silent)

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from llamadiff.numerics import cpu
-from llamadiff.numerics.policies import GELU
+from llamadiff.numerics.arithmetic import COMPUTES
+from llamadiff.numerics.policies import GELU, NATIVE
 from llamadiff.numerics.summing import half_sums
+from llamadiff.numerics.types import HALF_STEP
+from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 
 
@@ -17,7 +20,8 @@ def stored_types(trace: Trace) -> dict[str, str]:
     llama.cpp's flash attention casts a float32 cache to float16 (llama-graph.cpp, build_attn_mha).
     """
     settings = settings_of(trace)
-    types = {f"cache_{side}": str(settings.get(f"type_{side}", "F32")).upper() for side in "kv"}
+    stated = {side: str(settings.get(f"type_{side}", "F32")) for side in "kv"}
+    types = {f"cache_{side}": kind if kind in COMPUTES else kind.upper() for side, kind in stated.items()}
     return {side: "F16" if settings.get("flash_attn") and kind == "F32" else kind for side, kind in types.items()}
 
 
@@ -43,6 +47,15 @@ def _sums(stated: object, producer: Mapping[str, Any]) -> str:
     if sums == cpu.UNKNOWN and producer.get("name") != "llama.cpp":
         return cpu.IN_FLOAT
     return str(sums) if sums == cpu.UNKNOWN or (in_half is not None and sums in in_half.ways) else cpu.IN_FLOAT
+
+
+def computes_in(trace: Trace) -> str:
+    """The policy that an engine states as its arithmetic (``compute``); empty where it states none."""
+    stated = str(settings_of(trace).get("compute", ""))
+    policy = {"ggml": NATIVE, "f32": ""}.get(stated.lower(), stated if stated in COMPUTES else stated.lower())
+    if policy and policy not in (NATIVE, *HALF_STEP, *COMPUTES):
+        raise UserError(f"settings.compute is {stated!r}: it is ggml, f32, f16, bf16, or one in docs/trace-format.md")
+    return policy
 
 
 def settings_of(trace: Trace) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Assumed:
 
     ``roundings`` are those by which it is judged, ``own`` those among them that are not ggml's; ``draws``: samples of
     what 16 bits do; ``records``: taps that it computed rightly and wrote down wrongly; ``cache``: the type of K and V
-    (empty: what it states).
+    (empty: what it states); ``compute``: its arithmetic, likewise.
     """
 
     trace: Trace | None
@@ -39,6 +39,7 @@ class Assumed:
     draws: int = 1
     records: tuple[str, ...] = ()
     cache: str = ""
+    compute: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Study:
     def manner(self) -> Conventions:
         """What the candidate does in its own way."""
         a, source = self.assumed, self.passes.judge.sources[self.under_test]
-        ours = Conventions(a.choices, a.own, source.precision, bool(a.sums), a.cache)
+        ours = Conventions(a.choices, a.own, source.precision, bool(a.sums), a.cache, a.compute)
         return ours if a.trace is not None else Conventions()
 
     @property
@@ -82,9 +83,10 @@ class Bench:
         """What the engine finds under an assumption about a candidate."""
         assert assumed.trace is not None
         trace = assumed.trace.lacking(assumed.records) if assumed.records else assumed.trace
-        trace = trace.with_settings(type_k=assumed.cache, type_v=assumed.cache) if assumed.cache else trace
-        found = run_passes(self.model, self.baseline, trace, self.how, None, assumed.roundings, assumed.draws)
-        return Study(assumed, found)
+        found = {"type_k": assumed.cache, "type_v": assumed.cache, "compute": assumed.compute}
+        trace = trace.with_settings(**{key: value for key, value in found.items() if value})
+        passes = run_passes(self.model, self.baseline, trace, self.how, None, assumed.roundings, assumed.draws)
+        return Study(assumed, passes)
 
 
 Look: TypeAlias = Callable[[Bench, Study], Study | None]  # a better study than the one it was given, if it sees one

@@ -9,15 +9,16 @@ from llamadiff.judge.evidence import Evidence, assumed_of
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
 from llamadiff.judge.measurement import TapMeasurement
+from llamadiff.judge.settings import computes_in
 from llamadiff.judge.verdict import WRONG, Ruling, after_wrong_partial, of_tap
 
 
 def judge_taps(findings: Sequence[Finding], sources: Mapping[str, Source]) -> list[Finding]:
     """The findings, each source's taps judged by what all of them show."""
-    shown = {
-        name: Evidence.of(_measured_of(findings, name), assumed_of(bool(source.reading), name == "baseline"))
-        for name, source in sources.items()
-    }
+    shown = {}
+    for name, source in sources.items():
+        assumed = assumed_of(bool(source.reading), name == "baseline", computes_in(source.trace))
+        shown[name] = Evidence.of(_measured_of(findings, name), assumed)
     partial, wrong = sources["candidate"].trace.known if "candidate" in sources else {}, set[str]()
     out = []
     for finding in findings:

@@ -85,7 +85,7 @@ def _of_values(m: TapMeasurement, evidence: Evidence) -> Ruling:
     way, allowance = _allowance(m, evidence)
     if m.is_even or (allowance.fits and m.nmse <= m.limit):
         reason = Reason("own error", m.nmse, m.limit, f"what right arithmetic ({m.label}) leaves")
-        coarse = m.label in arithmetic.EIGHT_BITS or m.printed is not None
+        coarse = m.label in arithmetic.COMPUTES or m.printed is not None
         return Ruling(NOISE if coarse else MATCH, (reason,), allowance)
     if allowance.fits:
         return Ruling(NOISE, (Reason("own error", m.nmse, allowance.whole, _allows(way)),), allowance)

@@ -7,7 +7,7 @@ consistent way through a whole model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,12 @@ from llamadiff.numerics.compiled.decoder import rounded_to_q8_k
 from llamadiff.numerics.cpu import FUSED, NEON, PLAIN
 from llamadiff.numerics.eight_bits import q8_1_sums, round_q8_0
 from llamadiff.numerics.halves import round_bf16, round_f16
+from llamadiff.numerics.rounding import ROW, TENSOR
 
 Array = NDArray[Any]
 
 SAMPLE = 4096  # values of a tensor that are looked at first
+BLOCK, TIE = 32, 2.0**-20  # values that share a step in any rounding to 8 bits; how near a tie is to the middle
 GLANCE, FINE = 16, 0x1FFF  # values that are looked at before; bits that neither f16 nor bf16 has
 
 
@@ -79,13 +81,15 @@ ROUNDINGS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def round_blocks(x: Array, size: int, whole: Callable[[Array], Array] = np.rint) -> Array:
-    """Blocks of ``size`` (0, or where rows are no multiple: a row) through 8 bits, one float32 scale a block."""
-    n = x.shape[-1]
-    blocks = x.reshape(*x.shape[:-1], -1, size if size and n % size == 0 else n)
+def round_blocks(x: Array, size: int, whole: Callable[[Array], Array] = np.rint, half: bool = False) -> Array:
+    """Blocks of ``size`` (ROW, or where rows are no multiple: a row; TENSOR: all) through 8 bits, one scale a block:
+    float32, or kept in float16 (``half``).
+    """
+    n = x.size if size == TENSOR else x.shape[-1]
+    blocks = x.reshape(-1, size if size > 0 and n % size == 0 else max(1, n))
     scale = np.abs(blocks).max(axis=-1, keepdims=True) / x.dtype.type(127)
     quants = whole(np.divide(blocks, scale, where=scale > 0, out=np.zeros_like(blocks)))
-    return np.asarray(quants * scale, x.dtype).reshape(x.shape)
+    return np.asarray(quants * (round_f16(scale) if half else scale), x.dtype).reshape(x.shape)
 
 
 def round_between(x: Array, whole_zero: bool = True) -> Array:
@@ -100,27 +104,43 @@ def round_between(x: Array, whole_zero: bool = True) -> Array:
 
 # Ways of other engines to round activations to 8 bits, by what they do.
 EIGHT_BITS: dict[str, Callable[[Array], Array]] = {
-    "8 bits, one scale a row": lambda x: round_blocks(x, 0),
+    "8 bits, one scale a row": partial(round_blocks, size=ROW),
     "8 bits, one scale and zero a row": round_between,
     "8 bits, one scale and minimum a row": lambda x: round_between(x, whole_zero=False),
-    "8 bits, one float32 scale for 32": lambda x: round_blocks(x, 32),
-    "8 bits, one float32 scale for 64": lambda x: round_blocks(x, 64),
-    "8 bits, one float32 scale for 128": lambda x: round_blocks(x, 128),
-    "8 bits, one float32 scale for 256": lambda x: round_blocks(x, 256),
-    "8 bits by truncation, one float32 scale for 32": lambda x: round_blocks(x, 32, np.trunc),
+    **{f"8 bits, one float32 scale for {n}": partial(round_blocks, size=n) for n in (32, 64, 128, 256)},
+    "8 bits by truncation, one float32 scale for 32": partial(round_blocks, size=32, whole=np.trunc),
+    "8 bits, one scale for the tensor": partial(round_blocks, size=TENSOR),
 }
-ROUNDINGS |= EIGHT_BITS
+HALF_SCALES: dict[str, Callable[[Array], Array]] = {
+    f"8 bits, one float16 scale {of}": partial(round_blocks, size=n, half=True)
+    for of, n in {"a row": ROW, "for the tensor": TENSOR, **{f"for {n}": n for n in (32, 64, 128, 256)}}.items()
+}
+COMPUTES = EIGHT_BITS | HALF_SCALES  # what an engine may say that it rounds activations to, besides 16 bits
+ROUNDINGS |= COMPUTES
 EIGHT_BIT_WAYS = {kind: ROUNDINGS[kind] for kind in ("Q8_0", "Q8_K")} | EIGHT_BITS  # ggml's first
 
 
-def round_to(x: Array, to: str) -> Array:
-    """Values through a rounding, a key of ROUNDINGS; as they are through any other type."""
+def round_to(x: Array, to: str, edges: Sequence[int] = ()) -> Array:
+    """Values through a rounding, a key of ROUNDINGS; as they are through any other type.
+
+    ``edges``: where batches of rows begin, and the end: what has one scale for the tensor has one for each of them.
+    """
     if to not in ROUNDINGS:
         return x
     fast = rounded_to_q8_k(x) if to == "Q8_K" else None
     if fast is not None:
         return fast.astype(x.dtype, copy=False)
+    if to.endswith("the tensor"):
+        return np.concatenate([ROUNDINGS[to](part) for part in np.split(x, edges[1:-1]) if len(part)])
     return by_rows(ROUNDINGS[to], x) if x.ndim and x.shape[-1] % LARGEST == 0 else ROUNDINGS[to](x)
+
+
+def across_ties(x: Array, to: str, edges: Sequence[int] = ()) -> Array:
+    """Rounded values [..., n], those the other way that lie in the middle of two steps but for float32's own error."""
+    gap = x - round_to(x, to, edges)
+    size = np.abs(gap).reshape(*x.shape[:-1], -1, BLOCK if x.shape[-1] % BLOCK == 0 else x.shape[-1])
+    halves = (size > 0.9 * size.max(axis=-1, keepdims=True)).reshape(x.shape)  # a block's largest value is no tie
+    return round_to(np.where(halves, x + np.copysign(x * x.dtype.type(TIE), gap), x), to, edges)
 
 
 def sums_beside(x: Array, to: str) -> tuple[Array, ...]:

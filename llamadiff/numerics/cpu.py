@@ -33,10 +33,7 @@ Q8_WAYS = (AVX, NEON, PLAIN, FUSED, f"{NEON}, {FUSED}", f"{PLAIN}, {FUSED}")
 IN_FLOAT, IN_HALF, IN_HALF_TILES = "", "float16", "float16, in tiles"
 ROW_LANES, TILE_LANES = 32, 8
 HALF_LANES = (TILE_LANES, ROW_LANES)
-_TILE_ROWS, _TILE_OUTPUTS = (
-    8,
-    4,
-)  # rows at least; outputs are a multiple
+_TILE_ROWS, _TILE_OUTPUTS = (8, 4)  # rows at least; outputs are a multiple
 
 # Flash attention (ggml-cpu/common.h, ggml_fa_tile_config): queries from which on scores are in tiles, all in float32;
 # else V in float16 is summed in it, and weights are float16 in so many channels at a time (ARM, AVX512-FP16).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,7 @@ PERTURBED = ("jitter", "jitter 2", "jitter 3", "jitter 4")  # float32 on values 
 READ, READ_PERTURBED = "read", "read, shaken"  # roundings read back from a trace: without, and with their noise
 # what unknown arithmetics may do to a span: to activations; to K and V; to all that attention does
 COARSE, COARSE_CACHE, COARSE_ATTENTION = "8 bits", "4-bit cache", "16-bit attention"
-MEASURING = (
-    *PERTURBED,
-    COARSE,
-    COARSE_CACHE,
-    COARSE_ATTENTION,
-)  # policies that are float32 but for the noise they measure
+MEASURING = (*PERTURBED, COARSE, COARSE_CACHE, COARSE_ATTENTION)  # float32, but for the noise that they measure
 
 # Kinds of operands besides types of weights: a cache's rows, RoPE's angles, GELU's argument and value.
 CACHES = CACHE_K, CACHE_V = "cache_k", "cache_v"
@@ -57,8 +52,8 @@ def rounding_type(
     """
     if kind in _MADE:
         return arithmetic.as_cpu(_MADE[kind], stored.get(GELU, "")) if policy == NATIVE else "F32"
-    if policy in MEASURING:
-        return "F32"
+    if policy in (*MEASURING, *arithmetic.COMPUTES):
+        return "F32" if policy in MEASURING or not cpu.PARTNER.get(kind, "").startswith("Q8") else policy
     if policy in (READ, READ_PERTURBED):
         read = _rounding_read(kind, reading, width)
         return read.base if read is not None else "F32"
@@ -82,19 +77,22 @@ def _rounding_read(kind: str, reading: Mapping[str, Rounding] | None, width: int
 
 
 def operands(
-    policy: str, kind: str, stored: Mapping[str, str], *parts: Array, reading: Mapping[str, Rounding] | None = None
-) -> tuple[Array, ...]:
+    policy: str, kind: str, stored: Mapping[str, str], *parts: Array,
+    reading: Mapping[str, Rounding] | None = None, edges: Sequence[int] = (),
+) -> tuple[Array, ...]:  # fmt: skip
     """The operands of a product, or of GELU, as a policy has them: what it rounds, rounded; the others themselves.
 
     ``parts`` are activations; in attention Q and K, or probabilities and V. Of Q8_1 one more array follows: what it
-    adds to the sum of each block's activations, [..., n / 32].
+    adds to the sum of each block's activations, [..., n / 32]. ``edges``: where batches of rows begin, and the end.
     """
     width = parts[0].shape[-1]
     to = rounding_type(policy, kind, stored, reading, width)
     sums = arithmetic.sums_beside(parts[0], to)
     stands = policy == NATIVE and stored.get(kind, to) != to  # a cache's rows are as they were stored
     rounds = [number == 0 or not stands for number in range(len(parts))]
-    parts = tuple(arithmetic.round_to(x, to) if own else x for x, own in zip(parts, rounds, strict=True))
+    ties = policy == READ_PERTURBED and to.startswith(("Q8", "8 bits"))
+    round_to = arithmetic.across_ties if ties else arithmetic.round_to
+    parts = tuple(round_to(x, to, edges) if own else x for x, own in zip(parts, rounds, strict=True))
     read = _rounding_read(kind, reading, width) if policy == READ_PERTURBED else None
     if read is not None:
         parts = tuple(map(read.perturb, parts))

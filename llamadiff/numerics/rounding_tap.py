@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,16 +50,17 @@ class Carrier(Tap):
         return Carrier(self.ways[:1], self.reading, self.edges)
 
     def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
+        rounded = partial(operands, reading=self.reading, edges=self.edges)
         floating = all(array.dtype.kind != "i" and len(array) == 1 for array in arrays)
         if len(self.ways) == 1 and floating:  # nothing is to be put beside something else
             policy, stored = self.ways[0]
-            alone = operands(policy, kind, stored, *(array[0] for array in arrays), reading=self.reading)
+            alone = rounded(policy, kind, stored, *(array[0] for array in arrays))
             return tuple(part[None] for part in alone)
         out = [array if array.dtype.kind == "i" else self.widen(array) for array in arrays]
         floats, sums = [array for array in out if array.dtype.kind != "i"], None
         for number, (policy, stored) in enumerate(self.ways):
             parts = [array[number] for array in floats]
-            given = operands(policy, kind, stored, *parts, reading=self.reading)
+            given = rounded(policy, kind, stored, *parts)
             for before, after in zip(parts, given, strict=False):
                 if after is not before:
                     before[...] = after

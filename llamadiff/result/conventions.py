@@ -30,7 +30,8 @@ class Conventions:
     """What is an engine's own and no mistake.
 
     ``precision``: what its tensors were kept in; ``roundings`` by kind of operand, where they are not ggml's;
-    ``adds_in_half``: sums of float16's numbers are kept in float16; ``cache``: the type of K and V, where not stated.
+    ``adds_in_half``: sums of float16's numbers are kept in float16; ``cache``: the type of K and V, where not stated;
+    ``compute``: what activations are rounded to, likewise.
     """
 
     choices: tuple[Choice, ...] = ()
@@ -38,6 +39,7 @@ class Conventions:
     precision: str = F32
     adds_in_half: bool = False
     cache: str = ""
+    compute: str = ""
 
     def clauses(self) -> Iterator[str]:
         """Each in words, as a clause."""
@@ -49,6 +51,8 @@ class Conventions:
             yield "it adds products of F16 numbers in float16, as some CPUs and GPUs do"
         if self.cache:
             yield f"it keeps K and V in {self.cache} (producer.settings.type_k and type_v state it)"
+        if self.compute:
+            yield f"it rounds activations to {self.compute} (producer.settings.compute states it)"
         for op, name in _OPS.items():
             if op in self.roundings:
                 yield f"it computes {name} to about {self.roundings[op].bits} bits"

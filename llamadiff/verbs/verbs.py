@@ -214,10 +214,7 @@ def check(
 
 
 def diff(
-    baseline: str | Path | Trace,
-    candidate: str | Path | Trace,
-    model: str | Path | None = None,
-    how: How = USUAL,
+    baseline: str | Path | Trace, candidate: str | Path | Trace, model: str | Path | None = None, how: How = USUAL
 ) -> Comparison:
     """Two traces: drift alone, or with the model also the local errors of both."""
     started = time.perf_counter()

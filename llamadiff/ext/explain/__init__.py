@@ -29,9 +29,9 @@ class Explain(Slice):
         return COMMANDS
 
     def looks(self) -> Sequence[Look]:
-        from llamadiff.ext.explain.conventions.study import caches, choices, roundings
+        from llamadiff.ext.explain.conventions.study import choices, ends, roundings
 
-        return caches, choices, roundings
+        return ends, choices, roundings
 
     def causes(self, bench: Bench, study: Study) -> tuple[Diagnosis, ...]:
         from llamadiff.ext.explain.causes import causes_of

@@ -156,11 +156,7 @@ def weights(model: ModelFile, candidate: Trace) -> Iterator[Check]:
             yield Check(name, of_unjudged(), "the file has no such tensor")
             continue
         fault = fault_of(model, tensor, np.asarray(candidate[name], np.float32))
-        yield Check(
-            name,
-            of_check(fault),
-            fault or f"{model.weights.type(tensor)}, every block right",
-        )
+        yield Check(name, of_check(fault), fault or f"{model.weights.type(tensor)}, every block right")
 
 
 def check_runnable(model: Runnable, trace: Trace, whose: str) -> None:

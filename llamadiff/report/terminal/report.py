@@ -11,13 +11,7 @@ from rich.text import Text
 
 from llamadiff.report.tables import tables_of
 from llamadiff.report.terminal.escape import tiny
-from llamadiff.report.terminal.finding import (
-    put_causes,
-    put_fixes,
-    put_headline,
-    put_last_line,
-    put_next_steps,
-)
+from llamadiff.report.terminal.finding import put_causes, put_fixes, put_headline, put_last_line, put_next_steps
 from llamadiff.report.terminal.footnotes import put_notes
 from llamadiff.report.terminal.logits import put_logits
 from llamadiff.report.terminal.page import Page

@@ -23,7 +23,7 @@ from llamadiff.ext.explain.diagnose import Scene, case_of
 from llamadiff.ext.explain.search import VARIES, Fit, replayed, search
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.verdict import MATCH, NOISE, WRONG
-from llamadiff.numerics.arithmetic import EIGHT_BIT_WAYS, eight_bit_ways, precision
+from llamadiff.numerics.arithmetic import EIGHT_BIT_WAYS, eight_bit_ways, precision, round_to
 from llamadiff.numerics.policies import CACHES, F32, operand_kind, perturb, rounding_type
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.numerics.rounding_tap import Carrier
@@ -85,7 +85,7 @@ def read(
     ops. ``explaining``: the same scene in llama.cpp's graph, where bugs are known.
     """
     fitting, beyond = _sorted(scene, findings)
-    found: dict[str, Rounding] = {}
+    found, tied = dict[str, Rounding](), set[str]()
     ggmls = {kind: Rounding(counts.most_common(1)[0][0]) for kind, counts in fitting.items()}
     for kind in dict.fromkeys(each.kind for each in beyond):
         own = [each for each in beyond if each.kind == kind]
@@ -96,16 +96,26 @@ def read(
             if whole is not None
             else {key: _agreed_by(taps, fitting[key], explaining) for key, taps in widths.items()}
         )
+        if not any(agreed.values()):  # a few taps, off by values that may be rounded either way
+            agreed = {kind: _with_ties(own)}
+            tied |= {kind} if agreed[kind] is not None else set()
         found |= {key: rounding for key, rounding in agreed.items() if rounding is not None}
         for key, taps in widths.items():  # where most do not show ggml's, some have it by chance
             if _are_most(taps, fitting[key]) or (whole is not None and len(taps) >= fitting[key].total()):
                 ggmls.pop(key, None)
-    return found, ggmls | found if found else {}
+    its_own = {kind: rounding for kind, rounding in found.items() if kind not in tied}
+    return its_own, ggmls | found if found else {}
 
 
 def _agreed_by(taps: Sequence[Beyond], fitting: Counter[str], explaining: Explaining) -> Rounding | None:
     """The rounding that some taps show, if they are most of their kind."""
     return _rounding_of(taps, explaining) if _are_most(taps, fitting) else None
+
+
+def _with_ties(taps: Sequence[Beyond]) -> Rounding | None:
+    """The known rounding to 8 bits that some taps have but for a few values, which may lie between two of its steps."""
+    found = _shown(_chosen(taps)) if all(each.case.weight is not None for each in taps) else None
+    return found if found is not None and _is_listed(found) else None
 
 
 def _are_most(own: Sequence[Beyond], fitting: Counter[str]) -> bool:
@@ -318,7 +328,7 @@ def _names(case: Case) -> list[str]:
 def _by_others(product: Product) -> dict[str, Array]:
     """A product as other engines round its activations, all in one pass over the weights."""
     ways = eight_bit_ways(product.x.shape[-1])
-    x = np.stack([rounding(product.x[0]) for rounding in ways.values()])
+    x = np.stack([round_to(product.x[0], way, product.case.run.edges) for way in ways])
     return dict(zip(ways, replace(product, x=x).compute(Carrier([(F32, {})] * len(ways))), strict=True))
 
 

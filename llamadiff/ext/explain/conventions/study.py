@@ -1,4 +1,4 @@
-"""Looks at a study: the type of a cache that is not stated, choices of an engine that cancel within the model, and
+"""Looks at a study: arithmetics that only ends of spans show, choices of an engine that cancel within the model, and
 roundings that no policy has.
 """
 
@@ -6,53 +6,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 from threadpoolctl import threadpool_limits
 
 from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.conventions.choices import suspected, without
+from llamadiff.ext.explain.conventions.ends import way_of_ends
 from llamadiff.ext.explain.conventions.reading import read
 from llamadiff.ext.explain.diagnose import Scene, scene_of
 from llamadiff.judge.run import Passes
 from llamadiff.judge.settings import settings_of
 from llamadiff.judge.study import Bench, Study
-from llamadiff.judge.verdict import is_right
-from llamadiff.numerics.policies import CACHES
+from llamadiff.numerics.arithmetic import COMPUTES
+from llamadiff.numerics.policies import F32
 
 WORK = 1e10  # multiply-adds to ask whether a rounding is a known bug
-CACHE_TYPES = "F16", "BF16", "Q8_0", "Q4_0"  # of a cache that is not stated, the likeliest first
-CLEARLY, EXACT = 0.01, 1e-9  # what a cache's own type leaves of a row: of its error, and NMSE
 WORSE = 10.0  # how many times the error that a tap had is too much where a choice is undone
 
 
-def caches(bench: Bench, study: Study) -> Study | None:
-    """The type of K and V that was not stated, where attention was not recorded: that which most rows of some tap after
-    it have, and no other.
-    """
-    assumed, before = study.assumed, _rows_after_attention(study)
+def ends(bench: Bench, study: Study) -> Study | None:
+    """What activations are rounded to, and the type of K and V, where neither is stated nor was recorded by itself."""
+    assumed, source = study.assumed, study.passes.judge.sources["candidate"]
     assert assumed.trace is not None
-    stated = settings_of(assumed.trace)
-    if assumed.cache or not any(is_open for _, is_open in before.values()) or {"type_k", "type_v"} & stated.keys():
+    if assumed.cache or assumed.compute or source.precision != F32:
         return None
-    for kind in CACHE_TYPES:
-        again = bench.run(replace(assumed, cache=kind))
-        left = {name: nmse for name, (nmse, _) in _rows_after_attention(again).items()}
-        if any(is_open and left[name] < min(EXACT, CLEARLY * nmse) for name, (nmse, is_open) in before.items()):
-            return again
-    return None
-
-
-def _rows_after_attention(study: Study) -> dict[str, tuple[float, bool]]:
-    """Of each tap that answers for scores and sums that were not recorded, the median row's NMSE, and whether it is not
-    right.
-    """
-    own = [(f, f.local["candidate"]) for f in study.passes.findings if "candidate" in f.local]
-    return {
-        f.tap.name: (float(np.median(local.per_token)), not is_right(local.verdict))
-        for f, local in own
-        if local.span and f.measured["candidate"].evidence.kinds & {*CACHES}
-    }
+    is_stated = bool({"type_k", "type_v"} & settings_of(assumed.trace).keys())
+    way = way_of_ends(bench.model, source, study.passes.findings, is_stated)
+    if way is None:
+        return None
+    policy, kept = way
+    return bench.run(replace(assumed, cache=kept, compute=policy if policy in COMPUTES else ""))
 
 
 def choices(bench: Bench, study: Study) -> Study | None:
