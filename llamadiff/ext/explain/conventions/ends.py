@@ -26,7 +26,7 @@ Way = tuple[str, str]  # a policy, and the type of K and V: empty where it is wh
 
 KEPT = ("", "F16", "BF16", "Q8_0", "Q4_0", "8 bits, one scale a row")  # types of K and V, the likeliest first
 CLEARLY, EXACT = 0.01, 1e-9  # what the engine's own way leaves of a row: of its error, and NMSE
-SPANS = 3  # that are looked at
+SPANS = 3  # that are looked at, before the head's
 FEWEST = 4  # tokens of which most must be exact
 WORK = 5e10  # multiply-adds for one span
 
@@ -71,11 +71,11 @@ def _kinds(source: Source, finding: Finding) -> frozenset[str]:
 
 
 def _open(source: Source, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """The ends of spans of which most rows are not exact: of the first layers that have any, one each."""
+    """The ends of spans of which most rows are not exact: one each of the first layers that have any, and of the head."""
     seen = set[int | None]()
     for finding in findings:
         local, layer = finding.local.get(source.name), finding.tap.layer
-        if local is None or not local.span or layer in seen or len(seen) == SPANS:
+        if local is None or not local.span or layer in seen or (layer is not None and len(seen) == SPANS):
             continue
         if _kinds(source, finding) and np.nanmedian(local.per_token) > EXACT:
             seen.add(layer)
