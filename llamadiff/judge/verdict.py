@@ -207,9 +207,9 @@ def of_run(
     return Ruling(verdict, reasons)
 
 
-def of_variants(default: str, others: Iterable[str]) -> str:
-    """The verdict on settings: WRONG if some are; what llama.cpp refuses to do is no fault."""
-    return WRONG if WRONG in (default, *others) else default
+def of_variants(default: str, others: Iterable[str], died: object) -> str:
+    """The verdict on settings: WRONG if some are, not known where some ``died``; what is refused is no fault."""
+    return WRONG if WRONG in (default, *others) else worst_of((default,), died)
 
 
 def of_tensors(verdicts: Collection[str], findings: object) -> str:

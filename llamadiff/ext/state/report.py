@@ -22,7 +22,8 @@ WIDTH = 79
 _NAME, _REST = 22, WIDTH - 23
 _HEAD = ("variant", "wrong", "differs first at", "x rounding", "KL", "token", "s")
 _LEGEND = """\
-wrong             taps whose op is wrong on the inputs that it was given; on a device, nodes
+wrong             taps whose op is wrong on the inputs that it was given, and what the
+                  run was given wrongly; on a device, nodes
 differs first at  the first tap that is not the default's bit for bit
 x rounding        how far its logits are from exact, over what rounding explains
 KL, token         its next token against the default's"""
@@ -109,8 +110,11 @@ def _said(found: Variants) -> str:
     wrong = [row for row in found.rows if row.verdict == WRONG]
     opened = [row for row in wrong or found.rows if not row.failed and row.comparison is not None]
     shown_whole = next((row for row in opened if row.name != DEFAULT), None)
-    counted = f"{len(wrong)} of {len(found.rows)} variants are wrong" if wrong else "no variant is wrong"
-    return f"{found.verdict.upper()}  {counted}{_hint(shown_whole) if shown_whole else ''}"
+    count = len(found.rows) - len(found.died) - len(found.refused)
+    counted = f"{len(wrong)} of {count} variants are wrong" if wrong else "no variant is wrong"
+    ended = f"; {len(found.died)} died: {', '.join(row.name for row in found.died)}" if found.died else ""
+    refused = f"; {len(found.refused)} refused" if found.refused else ""
+    return f"{found.verdict.upper()}  {counted}{ended}{refused}{_hint(shown_whole) if shown_whole else ''}"
 
 
 def _hint(row: Variant) -> str:
@@ -139,6 +143,7 @@ def _row(row: Variant) -> dict[str, Any]:
         "kl": logits.kl if logits is not None else None,
         "top1_agree": logits.top1_agree if logits is not None else None,
         "first": None if top is None else {"id": top.id, "text": top.text}, "failed": row.failed or None,
+        "died": row.died,
         **({"steps": row.steps} if row.steps else {}),
     }  # fmt: skip
 

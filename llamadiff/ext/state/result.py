@@ -20,9 +20,9 @@ class Variant:
     ``wrong`` are the taps whose op is wrong on its own inputs, of ``judged``; ``by_nodes``, on a device, the nodes.
     ``leaves`` is the first tap whose values are not the default's, bit for bit. ``ratio``: how far the logits are from
     exact, over what this variant's own rounding explains; of a device that is not known. ``failed``: why it did not run
-    to its end; the verdict is then WRONG where llama.cpp died or hangs, UNCHECKED where it refuses. ``comparison``: its
-    taps or nodes, judged. Of a random schedule, ``wrong`` says what is, of so many tokens; ``steps``: what to do to see
-    it, in llama.cpp's calls.
+    to its end, which is neither wrong nor right; ``died``: llama.cpp died of it or hangs, else it refuses.
+    ``comparison``: its taps or nodes, judged; ``wrong`` begins with what its passes were given wrongly. Of a random
+    schedule, ``wrong`` says what is, of so many tokens; ``steps``: what to do to see it, in llama.cpp's calls.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Variant:
     ratio: float | None = None
     logits: Logits | None = None
     failed: str = ""
+    died: bool = False
     comparison: Comparison | None = None
     by_nodes: bool = False
     steps: tuple[str, ...] = ()
@@ -52,6 +53,16 @@ class Variants:
 
     @property
     def verdict(self) -> str:
-        """WRONG if a variant is, or dies; what llama.cpp refuses to do is no fault."""
+        """WRONG if a variant is, UNCHECKED if one dies; what llama.cpp refuses to do is no fault."""
         default, *others = (row.verdict for row in self.rows)
-        return of_variants(default, others)
+        return of_variants(default, others, self.died)
+
+    @property
+    def died(self) -> tuple[Variant, ...]:
+        """Those that llama.cpp died of."""
+        return tuple(row for row in self.rows if row.died)
+
+    @property
+    def refused(self) -> tuple[Variant, ...]:
+        """Those that it does not run."""
+        return tuple(row for row in self.rows if row.failed and not row.died and not row.steps)

@@ -19,7 +19,7 @@ from llamadiff.ext.state.result import DEFAULT, Variant, Variants
 from llamadiff.ext.state.schedule import at_random
 from llamadiff.ext.state.scheduled import Shortening, abilities, run_schedule
 from llamadiff.ext.state.variation import schedule_of, varied
-from llamadiff.judge.verdict import WRONG, of_node, of_refusal, of_unjudged
+from llamadiff.judge.verdict import WRONG, of_node, of_unjudged
 from llamadiff.llamacpp.capture import probe, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import GPU, PLAIN, Request
@@ -99,7 +99,8 @@ def _tried(
         return found if is_seen or alone is None else _by_logits(found, baseline, trace, alone)
     except UserError as error:
         said = str(error).removeprefix(f"{request.model}: ")
-        return Variant(name, of_refusal(isinstance(error, DiedError)), time.perf_counter() - started, failed=said)
+        seconds, died = time.perf_counter() - started, isinstance(error, DiedError)
+        return Variant(name, of_unjudged(), seconds, failed=said, died=died)
     finally:
         remove(Path(str(request.output)))  # traces may be large, and are many
 
@@ -142,7 +143,8 @@ def _compared(
 ) -> Variant:  # fmt: skip
     """A trace judged on its own inputs, or every node of such a run; and the trace held against the default."""
     result = by_nodes or judge(opened, trace, None, how)
-    wrong = tuple(row.tap for row in result.wrong)
+    given = (check.name for check in result.preflight if check.verdict == WRONG)
+    wrong = (*given, *(row.tap for row in result.wrong))
     verdict = result.verdict if result.rows else of_unjudged()
     return Variant(
         name, verdict, seconds, wrong, sum(row.local is not None for row in result.rows),

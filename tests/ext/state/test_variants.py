@@ -25,6 +25,7 @@ from llamadiff.llamacpp.request import Request, Settings, Way
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.numerics import tolerances
 from llamadiff.report.terminal.report import make_console
+from llamadiff.system.errors import DiedError
 from llamadiff.trace.taps import LOGITS
 from llamadiff.verbs.verbs import compare
 
@@ -183,6 +184,32 @@ def replace_arrays(trace, arrays):
     return Trace(replace(trace.info), arrays, kinds)
 
 
+def test_what_died_and_what_is_refused_are_counted_as_that(small_model, monkeypatch, tmp_path):
+    """Neither wrong nor right; what a run was given wrongly is in the column of what is wrong."""
+    real = module.capture_run
+
+    def ends(engine, request, *more):
+        if request.settings.repack:
+            raise DiedError(f"{request.model}: llama.cpp died of SIGILL: it said nothing")
+        if request.settings.type_k == "Q4_0":
+            raise UserError(f"{request.model}: llama.cpp cannot make a context")
+        opened, trace = real(engine, request, *more)
+        given = {"inputs": ["token 2 does not see position 1"]} if request.settings.flash_attn else {}
+        return opened, trace.under(replace(trace.info, producer={**trace.info.producer, **given}))
+
+    monkeypatch.setattr(module, "capture_run", ends)
+    result = found(small_model(), "repack=on", "kv=q4_0", "threads=2", "flash_attn=on")
+    assert [row.verdict for row in result.rows] == ["match", "unchecked", "unchecked", "match", "wrong"]
+    assert (result.verdict, result.rows[4].wrong) == ("wrong", ("inputs",))
+    text = printed(result, tmp_path)
+    assert next(line for line in text.splitlines() if line.startswith("flash_attn=on")).split()[1] == "1"
+    assert "WRONG  1 of 3 variants are wrong; 1 died: repack=on; 1 refused\n" in text
+    assert "token 2 does not see position 1" in text
+    right = replace(result, rows=result.rows[:4])
+    assert (right.verdict, replace(result, rows=(*result.rows[:1], result.rows[2])).verdict) == ("unchecked", "match")
+    assert "UNCHECKED  no variant is wrong; 1 died: repack=on; 1 refused" in printed(right, tmp_path)
+
+
 @faulty_build
 @pytest.mark.parametrize(
     ("code", "said"),
@@ -205,7 +232,9 @@ def test_a_variant_that_dies_or_hangs_is_a_line(code, said, build, small_model, 
     text = printed(result, tmp_path)
     line = next(line for line in text.splitlines() if line.startswith("dir="))
     assert said in line or said in result.rows[1].failed
-    assert result.verdict == ("match" if "has no" in said else "wrong")
+    died = "has no" not in said
+    assert (result.rows[1].verdict, result.rows[1].died) == ("unchecked", died)
+    assert result.verdict == ("unchecked" if died else "match")
     assert max(map(len, text.splitlines())) <= 80
 
 
