@@ -6,23 +6,15 @@ from __future__ import annotations
 API: dict[str, tuple[str, tuple[str, ...]]] = {
     "candidates": (
         "Where the other trace comes from: kinds of candidates, and how named tensors become a trace.",
-        (
-            "arrays", "command", "dump", "gguf_file", "map_file", "name_map", "opening",
-            "own_code", "pieces", "source",
-        ),
+        ("arrays", "command", "dump", "gguf_file", "map_file", "name_map", "opening", "own_code", "pieces", "source"),
     ),
     "cli": (
         "Commands and their options.",
-        (
-            "command", "commands", "inputs", "options", "reports",
-        ),
+        ("command", "commands", "inputs", "options", "reports"),
     ),
     "engines": (
         "A model file, what computes the right values, what is run and how.",
-        (
-            "capture_request", "model_file", "own_graph", "reference_model", "run_spec", "select",
-            "treatments",
-        ),
+        ("capture_request", "model_file", "own_graph", "reference_model", "run_spec", "select", "treatments"),
     ),
     "judge": (
         "Passes of the engine over traces, findings, verdicts, and the loop that learns how an engine computes.",
@@ -58,10 +50,7 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "result": (
         "What was found, as data.",
-        (
-            "comparison", "conventions", "diagnosis", "logits", "message", "normal", "oddity",
-            "rows",
-        ),
+        ("comparison", "conventions", "diagnosis", "logits", "message", "normal", "oddity", "rows"),
     ),
     "system": (
         "Files, processes, errors.",
@@ -73,20 +62,14 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "trace": (
         "The trace file and the names of taps.",
-        (
-            "last_row", "metadata", "reader", "stated", "taps", "token_text", "writer",
-        ),
+        ("last_row", "metadata", "reader", "stated", "taps", "token_text", "writer"),
     ),
     "verbs": (
         "From a model and a run to a result.",
-        (
-            "by_original", "check_traces", "judging", "verbs", "workers",
-        ),
+        ("by_original", "check_traces", "judging", "verbs", "workers"),
     ),
     "words": (
         "What is said of a result.",
-        (
-            "advice", "blame", "diagnosis_text", "provenance", "repairs",
-        ),
+        ("advice", "blame", "diagnosis_text", "provenance", "repairs", "unjudged"),
     ),
 }  # fmt: skip

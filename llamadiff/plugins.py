@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from llamadiff.result.comparison import Comparison
     from llamadiff.result.diagnosis import Diagnosis
     from llamadiff.result.normal import Normal
-    from llamadiff.result.oddity import CheckpointTokenizer
+    from llamadiff.result.oddity import CheckpointTokenizer, Oddity
     from llamadiff.system.progress import Progress
     from llamadiff.system.started import Process
     from llamadiff.trace.reader import Trace
@@ -124,6 +124,10 @@ class Slice:
 
     def weight_check(self) -> Callable[[ModelFile, str, Array], str | None] | None:
         """What says in words what is wrong with a dumped weight."""
+        return None
+
+    def not_finite(self, model: ModelFile, weight: str | None, layer: int | None) -> Oddity | None:
+        """What of a file makes an op's values NaN or Inf on finite inputs: its weight, or what its layer reads."""
         return None
 
     def facts(

@@ -20,6 +20,7 @@ from llamadiff.result.logits import Logits, Positions
 from llamadiff.result.message import Message
 from llamadiff.result.normal import Answer, Normal
 from llamadiff.result.notebook import as_html
+from llamadiff.result.oddity import Oddity
 from llamadiff.result.rows import Row, flat, leading_row
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Judged:
     ``blamed``: the baseline's taps that are off on its own inputs, beside a candidate; ``free_tokens``: over how many
     tokens the engine ran free, which drift without a candidate, expected drift and distances are about; ``coverage``:
     how much of the run was judged. ``positions``: the logits of all of them, where they are gated.
-    ``only_baseline_read`` and ``only_engine_read`` are tensors of the file.
+    ``only_baseline_read`` and ``only_engine_read`` are tensors of the file; ``origin``: what of it is not finite.
     """
 
     rows: tuple[Row, ...]
@@ -128,6 +129,7 @@ class Judged:
     decoding: Decoding = Decoding()
     timing: Mapping[str, float] = field(default_factory=dict)
     blamed: tuple[str, ...] = ()
+    origin: Oddity | None = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

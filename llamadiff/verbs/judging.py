@@ -27,7 +27,8 @@ from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, ass
 from llamadiff.result.coverage import coverage_of
 from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.logits import Logits, compare_logits, logit_rows
-from llamadiff.result.rows import rows_of, with_explanations
+from llamadiff.result.oddity import Oddity
+from llamadiff.result.rows import Row, rows_of, with_explanations
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import LOGITS, WEIGHTS
@@ -35,6 +36,7 @@ from llamadiff.verbs.by_original import Original, by_the_original
 from llamadiff.verbs.sketch_alone import note_on, sketch_alone
 from llamadiff.words.advice import next_steps
 from llamadiff.words.summary import summarize
+from llamadiff.words.unjudged import has_open_places
 
 Array = NDArray[Any]
 Graph = Callable[[], Runnable | None]
@@ -148,7 +150,13 @@ def _summarize(
         free_tokens=passes.free_tokens,
         decoding=Decoding(len(model.dequantizer.trusted), tuple(sorted(model.dequantizer.refused))),
         blamed=() if candidate is None else _blamed_taps(passes),
+        origin=next((_origin(model, row) for row in rows if has_open_places(row)), None),
     )
+
+
+def _origin(model: Runnable, row: Row) -> Oddity | None:
+    """What of the file makes values that are not finite, at the first tap that cannot be judged for them."""
+    return plugins.ask_first(lambda each: each.not_finite(model, row.weight, row.layer))
 
 
 def _blamed_taps(passes: Passes) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[
         )
     if first is None:
         lacking = unjudged.steps_when_lacking(judged.coverage) if judged.coverage is not None else ()
-        gaps = (*lacking, *unjudged.step_when_unjudgeable(rows), *_steps_when_unclear(rows))
+        gaps = (*lacking, *unjudged.step_when_unjudgeable(rows, judged.origin), *_steps_when_unclear(rows))
         return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, judged.missing))
     known = [d for d in diagnosis if d.known and not d.harmless]
     steps = [fix_step(d) for d in known[:4]]

@@ -125,7 +125,7 @@ def _judgement(verdict: str, sides: Sides, judged: Judged) -> Message:
         mistakes = [d for d in diagnosis if not d.harmless]
         return blame(rows, mistakes, whose, f"{_possessive(whose)} " if is_engine else "", gaps).plus(*also)
     if any(unjudged.has_open_places(row) for row in rows):
-        return unjudged.unjudgeable(whose, str(baseline.get("name")), rows).plus(*also)
+        return unjudged.unjudgeable(whose, str(baseline.get("name")), rows, judged.origin).plus(*also)
     if judged.blamed:
         right = _right(whose, rows, gaps) if rows else unchecked_message(whose, rows, gaps, judged.coverage)
         return Message(_off_text(judged.blamed, baseline), (right.headline, *right.clauses))

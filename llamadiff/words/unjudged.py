@@ -10,6 +10,7 @@ from llamadiff.judge.measurement import UNKNOWN_SUMS
 from llamadiff.judge.verdict import UNCHECKED, is_right
 from llamadiff.result.coverage import Coverage
 from llamadiff.result.message import Message
+from llamadiff.result.oddity import Oddity
 from llamadiff.result.rows import Row
 from llamadiff.trace.taps import LOGITS
 
@@ -82,8 +83,8 @@ def open_rest(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{len(taps)} taps, from {taps[0]} on, are computed from NaN or Inf and could not be judged"
 
 
-def unjudgeable(whose: str, baseline: str, rows: Sequence[Row]) -> Message:
-    """That no finite values are right somewhere, though nothing is wrong: who has them, and what that leaves open."""
+def unjudgeable(whose: str, baseline: str, rows: Sequence[Row], origin: Oddity | None) -> Message:
+    """That no finite values are right somewhere, though nothing is wrong: whence they are, and what is left open."""
     first, *after = [row for row in rows if has_open_places(row)]
     assert first.local is not None
     others = f", nor can {_count_taps(len(after))} after it" if after else ""
@@ -93,13 +94,16 @@ def unjudgeable(whose: str, baseline: str, rows: Sequence[Row]) -> Message:
         f"{first.tap} cannot be judged{_in_tokens(first.local)}{others}: even the right op gives NaN or Inf there",
         (f"this is on the inputs that {whose} recorded",),
     )
+    said = said if origin is None else said.with_headline(f"{origin.where}: {origin.says}")
     if right:
         said = said.plus(f"the other {right} taps are right" if right > 1 else "the other tap is right")
     return said.plus(f"{baseline}'s own run has NaN or Inf there too") if both else said
 
 
-def step_when_unjudgeable(rows: Sequence[Row]) -> tuple[str, ...]:
+def step_when_unjudgeable(rows: Sequence[Row], origin: Oddity | None) -> tuple[str, ...]:
     """Where to look for the first NaN or Inf."""
+    if origin is not None:
+        return (f"mend {origin.where} in the file: llamadiff weights FILE lists what is wrong with it",)
     first = next((row for row in rows if has_open_places(row)), None)
     if first is None or first.local is None:
         return ()

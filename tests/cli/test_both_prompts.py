@@ -47,6 +47,7 @@ def ways(name):
     if name == "variants":
         words = [each for each in words if each[0] not in ("--only", "--seed")]
         words += [["--only", f"{key}={value}"] for key, value in WAYS.items() if value]
+        words = [each if each[0] == "--only" else [*each, "--only", "kv=f16"] for each in words]
     return [each for each in words if name not in NEEDED or each[0] != "--output"]
 
 

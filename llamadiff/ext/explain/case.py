@@ -156,8 +156,13 @@ class Case:
         return replace(self, channels=channels)
 
     def nmse(self, x: Array) -> float:
-        """How far a result [b, token, ...] is from what was recorded, under the arithmetic that fits a phase best."""
+        """How far a result [b, token, ...] is from what was recorded, under the arithmetic that fits a phase best.
+
+        Infinite where nothing that was recorded is finite: NaN is what many mistakes give, and shows none.
+        """
         assert self.recorded is not None
+        if not np.isfinite(self.recorded).any():
+            return float("inf")
         rows, total = self._row_errors(x), np.zeros(2)
         for phase in cpu.phases(self.run.edges, self.run.n_prefill):
             total += min(([error[phase].sum(), size[phase].sum()] for error, size in rows), key=lambda both: both[0])

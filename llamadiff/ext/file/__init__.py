@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from llamadiff.cli.command import Command
     from llamadiff.engines.model_file import ModelFile
+    from llamadiff.result.oddity import Oddity
 
     Array = NDArray[Any]
 
@@ -30,6 +31,11 @@ class File(Slice):
         from llamadiff.ext.file.weight_faults import weight_fault
 
         return weight_fault
+
+    def not_finite(self, model: ModelFile, weight: str | None, layer: int | None) -> Oddity | None:
+        from llamadiff.ext.file.finite import not_finite
+
+        return not_finite(model, weight, layer)
 
 
 slice_ = File()

@@ -11,6 +11,7 @@ import numpy as np
 from llamaref.known_tensors import known_stems
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.file.finite import scale_missing
 from llamadiff.ext.file.oddities import oddities_of, out_of_line
 from llamadiff.ext.file.result import TensorRow, WeightReport
 from llamadiff.ext.file.rules import assumptions, rule_oddities
@@ -34,7 +35,7 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
         found = examine(model.weights, name, model.dequantizer.of_type(model.weights.type(name)))
         row = TensorRow.of(model.weights, name, found.decoders != NEITHER)
         rows.append(replace(row, stats=found.stats, decoders=found.decoders))
-        oddities += oddities_of(model.weights, name, found)
+        oddities += [*oddities_of(model.weights, name, found), *scale_missing(model.weights, name)]
         unchecked += _untold(name, model.weights.type(name), found)
         let_go(model.weights.read_raw(name))
     oddities += out_of_line({row.name: row.stats.rms for row in rows if row.stats is not None})

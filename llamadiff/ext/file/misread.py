@@ -49,7 +49,8 @@ class ForeignBlocks:
             values = misreading.read(self.blocks, self.decoded)
         except (ModelError, ValueError, IndexError, KeyError):  # it is none of such blocks
             return False
-        return bool(_alike(self.got[: len(values)], values).mean() >= SHARE)
+        got = self.got[: len(values)]
+        return bool(np.isfinite(got).any() and _alike(got, values).mean() >= SHARE)
 
 
 def _alike(got: Array, values: Array) -> Array:

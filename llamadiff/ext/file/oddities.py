@@ -72,16 +72,28 @@ def _numbers(rows: Sequence[int], count: int) -> str:
 
 def _scales(weights: Weights, name: str) -> Iterator[Oddity]:
     """Blocks whose scale is NaN or infinite, or so small that float16 holds few of its bits."""
-    kind = weights.type(name)
-    for field, bits in halves_of(kind, blocks_of(kind, weights.read_raw(name))).items():
-        word, size = {"d": "scale", "m": "minimum"}[field], bits & 0x7FFF
-        broken, tiny = np.flatnonzero(size >= 0x7C00), np.flatnonzero((size > 0) & (size <= FEW_BITS))
-        if len(broken):
-            value = "NaN" if size[broken[0]] > 0x7C00 else "infinite"
-            yield Oddity(name, f"the {word} of {_place(weights, name, broken)} is {value}", "scale-not-finite")
+    yield from (Oddity(name, says, "scale-not-finite") for says in broken_scales(weights, name))
+    for word, size in _sizes_of_scales(weights, name):
+        tiny = np.flatnonzero((size > 0) & (size <= FEW_BITS))
         if len(tiny):
             says = f"the {word} of {_place(weights, name, tiny)} is subnormal: float16 keeps at most 4 bits of it"
             yield Oddity(name, says, certain=False)
+
+
+def broken_scales(weights: Weights, name: str) -> Iterator[str]:
+    """The first block whose scale, or whose minimum, is NaN or infinite."""
+    for word, size in _sizes_of_scales(weights, name):
+        broken = np.flatnonzero(size >= 0x7C00)
+        if len(broken):
+            value = "NaN" if size[broken[0]] > 0x7C00 else "infinite"
+            yield f"the {word} of {_place(weights, name, broken)} is {value}"
+
+
+def _sizes_of_scales(weights: Weights, name: str) -> Iterator[tuple[str, Array]]:
+    """The float16 fields of a tensor's blocks: a word, and their bits without the sign."""
+    kind = weights.type(name)
+    for field, bits in halves_of(kind, blocks_of(kind, weights.read_raw(name))).items():
+        yield {"d": "scale", "m": "minimum"}[field], bits & 0x7FFF
 
 
 def _place(weights: Weights, name: str, blocks: Array) -> str:

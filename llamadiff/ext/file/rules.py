@@ -12,6 +12,7 @@ from llamaref.known_tensors import known_stems, stem_of
 from llamaref.shapes import check_layers, misfits
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.file.finite import bad_keys
 from llamadiff.result.oddity import Oddity
 
 # Tensors that all architectures' graphs may read beside what gguf-py lists (llama-model.cpp, llama-graph.cpp).
@@ -47,6 +48,7 @@ def rule_oddities(model: ModelFile) -> Iterator[Oddity]:
     yield from _unexpected(model)
     yield from _gaps(model)
     if not model.has_engine:
+        yield from bad_keys(model)
         return
     try:
         config = read_config(model.weights.fields)

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from llamadiff import plugins
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import USUAL, How, Run
@@ -25,11 +26,13 @@ from llamadiff.llamacpp.request import Request, Settings, no_tap_fits
 from llamadiff.numerics import tolerances
 from llamadiff.result.comparison import Comparison, Decoding, Judged, Sides, assemble
 from llamadiff.result.message import Message
+from llamadiff.result.oddity import Oddity
 from llamadiff.result.rows import Row, blank
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import made_directory
 from llamadiff.system.python_child import peak_rss_mb
 from llamadiff.trace import taps
+from llamadiff.words import unjudged
 
 ALONE = (
     "the device computed each node alone: kernels of several nodes, which it has where nobody looks, were not judged"
@@ -76,10 +79,13 @@ def compare_nodes(
         "total_s": capture_s,
         "peak_rss_mb": peak_rss_mb(),
     }
-    judged = Judged(rows=rows, preflight=given, decoding=Decoding(found.trusted, found.refused), timing=timing)
+    decoding = Decoding(found.trusted, found.refused)
+    judged = Judged(rows=rows, preflight=given, decoding=decoding, timing=timing, origin=_origin(model, rows))
     said = summarize(rows, str(info.producer.get("name")), _passes(found), found.on_device)
+    if judged.origin is not None and not any(row.verdict == WRONG for row in rows):
+        said = said.with_headline(f"{judged.origin.where}: {judged.origin.says}")
     said = said.with_headline(f"before any node, {given[0].name}: {given[0].found}") if given else said
-    steps = _next_steps(rows, request, found.on_device)
+    steps = (*_next_steps(rows, request, found.on_device), *unjudged.step_when_unjudgeable((), judged.origin))
     return replace(assemble(sides, judged, ruling, said, steps), engine=EngineUsed(GRAPH))
 
 
@@ -164,6 +170,12 @@ def _row(check: NodeCheck, layer: int | None, name: str, rules: Sequence[toleran
         weight_type=check.weight_type, local=local, baseline=check.baseline, candidate=check.engine,
         explained=OPEN if is_open else check.problem, closeup=check.closeup,
     )  # fmt: skip
+
+
+def _origin(model: ModelFile, rows: Iterable[Row]) -> Oddity | None:
+    """What of the file makes values that are not finite, at the first node that cannot be judged for them."""
+    first = next((row for row in rows if row.explained == OPEN), None)
+    return None if first is None else plugins.ask_first(lambda each: each.not_finite(model, first.weight, first.layer))
 
 
 def _badness(row: Row) -> tuple[int, float]:

@@ -136,16 +136,29 @@ class PlainArithmetics:
 
 
 def distance(n: Op, values: Array, found: Array) -> float:
-    """NMSE of what was found against what was computed. Of equal values either may come first when they are sorted."""
-    values, found = values.reshape(found.shape), np.asarray(found)
+    """NMSE of what was found against what was computed, in the places that can be judged.
+
+    Of equal values either may come first when they are sorted.
+    """
+    values, found = np.asarray(values).reshape(np.shape(found)), np.asarray(found)
     if n.name in SORTED:
         x, first = n.x(), _sorted_first(n)
+        if not _is_finite(x):
+            return 0.0
         values, found = values[..., :first], found[..., :first]
         values, found = (np.take_along_axis(x, places.astype(np.int64), axis=-1) for places in (values, found))
         if n.name == "TOP_K":
             values, found = np.sort(values, axis=-1), np.sort(found, axis=-1)
     if n.name in LEFT_OPEN:
         found = np.where(np.isnan(values), values, found)
+    nmse = _nmse(values, found)
+    if np.isfinite(nmse) or n.name in (*SORTED, *LEFT_OPEN):
+        return nmse
+    hidden = open_places(n, values, found)
+    return _nmse(*(np.where(hidden, 0, side) for side in (values, found)))
+
+
+def _nmse(values: Array, found: Array) -> float:
     return metrics.nmse(found.reshape(1, -1), values.reshape(1, -1), 0)
 
 
@@ -154,11 +167,29 @@ def _sorted_first(n: Op) -> int | None:
     return int(n.ints[1]) or None if n.name == "ARGSORT" and len(n.ints) > 1 else None
 
 
-def opened(n: Op, values: Array) -> int:
-    """How many values cannot be judged, as they are NaN or Inf by rights; -Inf is what hides keys and experts."""
-    if n.name in LEFT_OPEN or np.asarray(values).dtype.kind != "f":
-        return 0
-    return int((np.isnan(values) | np.isposinf(values)).sum())
+def open_places(n: Op, values: Array, found: Array) -> Array:
+    """Where an op cannot be judged: NaN or Inf is right there, or it was given some, and has some.
+
+    What a kernel makes of them is nobody's fault: a maximum passes over a NaN, rounding to eight bits makes a number
+    of it, and what is chosen by them may be anything. -Inf is what hides keys and experts.
+    """
+    if n.name in SORTED:
+        return np.full(np.shape(found), not _is_finite(n.x()))
+    if n.name in LEFT_OPEN or values.dtype.kind != "f":
+        return np.zeros(1, bool)
+    odd = _odd(values)
+    if not _is_finite(found):
+        given = (s.values for s in n.sources if s is not None and s.values.dtype.kind == "f")
+        odd = odd if all(map(_is_finite, given)) else odd | ~np.isfinite(found) & ~(found == values)
+    return odd
+
+
+def _odd(x: Array) -> Array:
+    return np.asarray(np.isnan(x) | np.isposinf(x))
+
+
+def _is_finite(x: Array) -> bool:
+    return not (x.dtype.kind == "f" and _odd(x).any())
 
 
 def _arithmetic(n: Op) -> str:

@@ -26,7 +26,7 @@ from llamadiff.ext.graph.check import (
     NodeCheck,
     PlainArithmetics,
     Recomputed,
-    opened,
+    open_places,
 )
 from llamadiff.ext.graph.node import Node
 from llamadiff.ext.graph.op import Op, Operand, compute, function_of, rounded_for
@@ -196,9 +196,16 @@ class NodeChecker:
         self.results.append(NodeCheck(
             label, node.tap, node.op, weight, kind, node.type, node.shape, sources, self.step, nmse, arithmetic,
             node.place_of(index), expected, value, *stats, problem,
-            opened(n, best.values) if n is not None and best is not None else 0, best.rounding if best else 0.0,
+            _count_open(n, best, found), best.rounding if best else 0.0,
             best.estimated if best else False, seen,
         ))  # fmt: skip
+
+
+def _count_open(n: Op | None, best: Recomputed | None, found: Array | None) -> int:
+    """How many values of a node cannot be judged."""
+    if n is None or best is None or found is None:
+        return 0
+    return int(open_places(n, best.values.reshape(found.shape), found).sum())
 
 
 def _closeup(found: Array, values: Array, index: tuple[int, ...]) -> object:
