@@ -18,35 +18,24 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "judge": (
         "Passes of the engine over traces, findings, verdicts, and the loop that learns how an engine computes.",
-        (
-            "allowance", "compared", "coverage", "fact", "finding", "fit", "lanes", "measurement",
-            "measuring", "preflight.checks", "replay", "run", "settings", "sketching", "study",
-            "verdict",
-        ),
+        ("allowance", "compared", "coverage", "fact", "finding", "fit", "lanes", "measurement", "measuring",
+         "preflight.checks", "replay", "run", "settings", "sketching", "study", "verdict"),
     ),
     "llamacpp": (
         "llama.cpp's process: what it is asked, what it tells, who reads that.",
-        (
-            "blocks", "capture", "child", "dequantize", "devices", "doctor", "installed", "interface", "layout",
-            "library", "observer", "passes", "probes", "quantizing", "readers", "request",
-            "sent_tensor", "session", "settings_words", "steps", "tap_names", "tensor_transport",
-            "tensors",
-        ),
+        ("blocks", "capture", "child", "dequantize", "devices", "doctor", "installed", "interface", "layout", "library",
+         "observer", "passes", "probes", "quantizing", "readers", "request", "sent_tensor", "session", "settings_words",
+         "steps", "tap_names", "tensor_transport", "tensors"),
     ),
     "numerics": (
         "Roundings, policies, metrics.",
-        (
-            "angles", "arithmetic", "cpu", "eight_bits", "halves", "metrics", "pictures",
-            "policies", "rounding", "rounding_tap", "summing", "tolerances", "types",
-        ),
+        ("angles", "arithmetic", "cpu", "eight_bits", "halves", "metrics", "pictures", "policies", "rounding",
+         "rounding_tap", "summing", "tolerances", "types"),
     ),
     "report": (
         "What formats have in common.",
-        (
-            "check_lines", "facts", "formats", "github", "json", "status_line", "tables",
-            "terminal.columns", "terminal.escape", "terminal.page", "terminal.report",
-            "terminal.tap_lines",
-        ),
+        ("check_lines", "facts", "formats", "github", "json", "status_line", "tables", "terminal.columns",
+         "terminal.escape", "terminal.page", "terminal.report", "terminal.tap_lines"),
     ),
     "result": (
         "What was found, as data.",
@@ -54,11 +43,8 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "system": (
         "Files, processes, errors.",
-        (
-            "collisions", "commands", "errors", "exits", "input", "libraries", "output",
-            "pages", "progress", "python_child", "stale_files", "started", "stops",
-            "supervised",
-        ),
+        ("collisions", "commands", "errors", "exits", "input", "libraries", "output", "pages", "progress",
+         "python_child", "stale_files", "started", "stops", "supervised"),
     ),
     "trace": (
         "The trace file and the names of taps.",

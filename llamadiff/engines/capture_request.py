@@ -30,6 +30,7 @@ def request_for(model: ModelFile, run: Run, output: Path) -> Request:
 
 def text_request(model: ModelFile, run: Run, output: Path) -> Request:
     """The run that a user asks for, with all taps. Raises UserError for words that ask for nothing, or two things."""
+    model.check_is_model()
     prompt, tokens, chat = run.prompt, run.tokens, run.chat
     if prompt is not None and tokens:
         raise UserError("give a prompt or --tokens, not both")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 from llamaref import ModelError, Weights
 from llamaref.config import Rope
+from llamaref.file_kind import check_is_model
 from llamaref.models import ARCHITECTURES
 from numpy.typing import NDArray
 
@@ -49,6 +50,10 @@ class ModelFile:
         except ModelError as error:
             message = str(error)
             raise UserError(message if message.startswith(str(self.path)) else f"{self.path}: {message}") from None
+
+    def check_is_model(self) -> None:
+        """Raise UserError for a file that holds something else: an adapter, a projector, a vocabulary."""
+        self._open(lambda: check_is_model(self.weights.fields, self.tensors))
 
     @property
     def has_engine(self) -> bool:

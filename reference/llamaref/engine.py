@@ -139,7 +139,7 @@ class Engine:
         if isinstance(name, str) and name not in ARCHITECTURES:
             raise ModelError(f"architecture {name!r} is not implemented; the engine has {', '.join(ARCHITECTURES)}")
         if "token_embd.weight" not in self.w:
-            raise ModelError("no token_embd.weight: the file holds a vocabulary or an adapter, not a language model")
+            raise ModelError("tensor token_embd.weight is missing from the file: every language model has it")
         check_layers(self.w)
         self.config = read_config(self.w.fields)
         check_shapes(self.config, self.w)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from llamaref.errors import ModelError
 
+SPLIT = NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
+_LAYER = re.compile(r"blk\.([0-9]+)\.(.+)")
 _NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 
 
@@ -17,7 +20,7 @@ def parts_of(path: Path, fields: Mapping[str, Any]) -> list[Path]:
 
     Raises ModelError if that is not the first one, if its name does not lead to the others, or if one is missing.
     """
-    count, number = fields.get("split.count", 0), fields.get("split.no", 0)
+    count, number = fields.get(COUNT, 0), fields.get(NUMBER, 0)
     if not isinstance(count, int) or count <= 1:
         return [path]
     match = _NAME.fullmatch(path.name)
@@ -35,8 +38,51 @@ def parts_of(path: Path, fields: Mapping[str, Any]) -> list[Path]:
     return parts
 
 
-def check_count(path: Path, fields: Mapping[str, Any], found: int) -> None:
-    """Raise ModelError if the parts do not hold as many tensors as the first one says."""
-    stated = fields.get("split.tensors.count")
-    if isinstance(stated, int) and stated != found:
-        raise ModelError(f"{path}: its parts hold {found} tensors where it states {stated}; they are of two models")
+def check_parts(files: Sequence[Path], fields: Sequence[Mapping[str, Any]], tensors: Sequence[Sequence[str]]) -> None:
+    """Raise ModelError for parts that are not those of one split, or do not hold all its tensors.
+
+    ``fields`` and ``tensors``: those of each part; the first states how many tensors there are in all.
+    """
+    stated, own = fields[0].get(TENSORS), [part.get(NUMBER) for part in fields]
+    for number, (file, says) in enumerate(zip(files, fields, strict=True)):
+        if own[number] != number:
+            raise ModelError(f"{file}: states that it is part {_number(own[number])}; give each part its name back")
+        for key, word in ((COUNT, "parts"), (TENSORS, "tensors in all")):
+            if says.get(key) != fields[0].get(key):
+                theirs, first = says.get(key), fields[0].get(key)
+                raise ModelError(
+                    f"{file}: states {theirs} {word}, {files[0].name} {first}; they are of two models: split one again"
+                )
+    names = [name for part in tensors for name in part]
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        holders = [file.name for file, part in zip(files, tensors, strict=True) if twice in part]
+        raise ModelError(
+            f"{files[0]}: {twice} is in {' and in '.join(holders)}; they are of two models: split one again"
+        )
+    if isinstance(stated, int) and stated != len(names):
+        held = ", ".join(map(str, map(len, tensors)))
+        raise ModelError(
+            f"{files[0]}: its parts hold {len(names)} tensors ({held}) where it states {stated}{_gap(names)}; "
+            "copy the part again, or split the model again (llama-gguf-split)"
+        )
+
+
+def _number(stated: Any) -> str:
+    return str(stated + 1) if isinstance(stated, int) else "none"
+
+
+def _gap(names: Sequence[str]) -> str:
+    """The first tensor that most layers have, and one has not."""
+    layers: dict[str, set[str]] = {}
+    for match in filter(None, map(_LAYER.fullmatch, names)):
+        layers.setdefault(match[1], set()).add(match[2])
+    counts = Counter(stem for stems in layers.values() for stem in stems)
+    lacking = (
+        f"blk.{layer}.{stem}"
+        for layer, stems in layers.items()
+        for stem, count in counts.items()
+        if stem not in stems and 2 * count >= len(layers)
+    )
+    first = next(lacking, None)
+    return f": {first} is in none" if first is not None else ""

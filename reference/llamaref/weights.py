@@ -17,7 +17,7 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from llamaref.errors import ModelError
-from llamaref.parts import check_count, parts_of
+from llamaref.parts import SPLIT, check_parts, parts_of
 
 Array = NDArray[Any]
 Made = TypeVar("Made")
@@ -50,7 +50,9 @@ class Weights:
         self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         self._maps = [(reader.data._mmap, reader.data.__array_interface__["data"][0]) for reader in readers]
         if len(readers) > 1:
-            check_count(Path(path), self.fields, len(self._tensors))
+            stated = [{key: _contents(file, key, reader.fields[key]) for key in SPLIT if key in reader.fields}
+                      for file, reader in zip(self.files, readers, strict=True)]  # fmt: skip
+            check_parts(self.files, stated, [[tensor.name for tensor in reader.tensors] for reader in readers])
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from llamaref.file_kind import ADAPTER, other_kind
 from llamaref.known_tensors import known_stems
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.file.adapter import adapter_oddities
 from llamadiff.ext.file.finite import scale_missing
 from llamadiff.ext.file.oddities import oddities_of, out_of_line
 from llamadiff.ext.file.result import TensorRow, WeightReport
@@ -39,13 +41,19 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
         unchecked += _untold(name, model.weights.type(name), found)
         let_go(model.weights.read_raw(name))
     oddities += out_of_line({row.name: row.stats.rms for row in rows if row.stats is not None})
-    oddities += list(rule_oddities(model))
-    if load and known_stems(model.architecture) is not None:
+    kind = other_kind(model.weights.fields, model.tensors)
+    if kind is None:
+        notes = tuple(assumptions(model))
+        oddities += list(rule_oddities(model))
+    else:
+        notes = (f"the file holds {kind.name}: {kind.use}",)
+        oddities += adapter_oddities(model.weights) if kind is ADAPTER else []
+    if kind is None and load and known_stems(model.architecture) is not None:
         progress("loading the model into llama.cpp")
         oddities += _refused(model, oddities)
     timing = {"total_s": time.perf_counter() - started}
     described = model.describe(sha256="")
-    return WeightReport(described, None, tuple(rows), _sorted(oddities, model), tuple(assumptions(model)),
+    return WeightReport(described, None, tuple(rows), _sorted(oddities, model), notes,
                         tuple(dict.fromkeys(unchecked)), timing)  # fmt: skip
 
 

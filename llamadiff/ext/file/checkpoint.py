@@ -14,11 +14,11 @@ from llamaref.known_tensors import stem_of
 from llamadiff import plugins
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.file.against import OtherSide, label_of
-from llamadiff.ext.file.architectures import IGNORED, TABLES, Origin
+from llamadiff.ext.file.architectures import IGNORED, TABLES, Origin, Table
 from llamadiff.ext.file.config_keys import Stated, metadata_oddities, model_types, rope_tensors, stated_by
 from llamadiff.ext.file.explain import Guess, explained
 from llamadiff.ext.file.mistakes import Made, guesses_of
-from llamadiff.ext.file.pairs import FLOOR, Measured, Pair, in_file
+from llamadiff.ext.file.pairs import FLOOR, Measured, Pair, in_file, with_lacking_scale
 from llamadiff.ext.file.safetensors_files import open_checkpoint
 from llamadiff.ext.file.transforms import TRANSFORMS, Sizes, cut_qkv, joined_experts
 from llamadiff.ext.file.views import Stored, concatenated
@@ -64,8 +64,8 @@ class Checkpoint(OtherSide):
             )
         self._check_same()
         found, self.unread = open_checkpoint(folder)
-        self.tensors = {_canonical(name, model.architecture): view for name, view in found.items()}
         self.table, self.used = TABLES[model.architecture], set[str]()
+        self.tensors = {_canonical(name, self.table): view for name, view in found.items()}
         self.stated: Stated = stated_by(config, model.architecture)
 
     def _check_same(self) -> None:
@@ -229,20 +229,32 @@ class Checkpoint(OtherSide):
 
     def explain(self, measured: Measured) -> Oddity:
         pair = measured.pair
-        return explained(measured, self._guesses(pair), heads_of(self.model, pair.name))
+        return with_lacking_scale(explained(measured, self._guesses(pair), heads_of(self.model, pair.name)), pair)
 
     def _guesses(self, pair: Pair) -> Iterator[Guess]:
         yield from guesses_of(pair, self.made, self.sizes)
 
 
-def _canonical(name: str, architecture: str) -> str:
-    """A tensor's name as the tables have it: without the prefix of models that see, with that of whole models."""
+def _canonical(name: str, table: Table) -> str:
+    """A tensor's name as the table has it: without the prefix of models that see, with that of whole models.
+
+    Checkpoints of a model without its head (embedding models, a part that was saved by itself) lack the latter.
+    """
     for prefix in ("model.language_model.", "language_model.model.", "language_model."):
         if name.startswith(prefix):
             return ("" if name.startswith(prefix + "lm_head") else "model.") + name.removeprefix(prefix)
-    if architecture == "gpt2" and name.startswith(("h.", "wte.", "wpe.", "ln_f.")):
-        return f"transformer.{name}"
-    return name
+    rules = [rule for of in (table.outside, table.layer) for some in of.values() for rule in some]
+    sources = {_pattern(rule.source): rule.source for rule in rules}
+    whole = {source.partition(".")[0] for source in sources.values() if "." in source}
+    own = _pattern(name)
+    if own in sources:
+        return name
+    return next((f"{prefix}.{name}" for prefix in sorted(whole) if f"{prefix}.{own}" in sources), name)
+
+
+def _pattern(name: str) -> str:
+    """A name without its suffix, whatever the layer and the expert."""
+    return re.sub(r"(?<=\.)(\{\w\}|[0-9]+)(?=\.)", "N", f".{_SUFFIX.sub('', name)}.").strip(".")
 
 
 def _floor(made: Made) -> float:

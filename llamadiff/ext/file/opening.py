@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from llamaref.file_kind import ADAPTER, other_kind
+
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.file.adapter import fitted
 from llamadiff.ext.file.against import OtherSide, compare_weights
 from llamadiff.ext.file.alone import inspect
 from llamadiff.ext.file.checkpoint import Checkpoint
@@ -22,7 +25,22 @@ def judge_weights(model: str | Path, other: str | Path | None = None, progress: 
     if other is None:
         return inspect(model, progress)
     model_file = ModelFile(model)
+    for adapter, side in ((model, other), (other, model)):
+        if Path(side).is_file() and Path(adapter).is_file() and _is_adapter(adapter) and not _is_adapter(side):
+            return fitted(inspect(adapter, progress), ModelFile(adapter), _model_at(side))
     return compare_weights(model_file, _other_side(model_file, Path(other)), progress)
+
+
+def _is_adapter(path: str | Path) -> bool:
+    weights = ModelFile(path).weights
+    return other_kind(weights.fields, list(weights)) is ADAPTER
+
+
+def _model_at(path: str | Path) -> ModelFile:
+    """Raises UserError for a file that holds something else."""
+    model = ModelFile(path)
+    model.check_is_model()
+    return model
 
 
 def _other_side(model: ModelFile, path: Path) -> OtherSide:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from llamaref.file_kind import other_kind
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.file.against import OtherSide, label_of
 from llamadiff.ext.file.explain import Guess, explained
-from llamadiff.ext.file.pairs import Measured, Pair, in_file
+from llamadiff.ext.file.pairs import SCALED, Measured, Pair, in_file, with_lacking_scale
 from llamadiff.ext.file.statistics import gguf_decoder
 from llamadiff.ext.file.views import Mapped, Shaped, Transposed
 from llamadiff.ext.file.weight_faults import heads_of
@@ -31,6 +33,11 @@ class OtherFile(OtherSide):
 
     def _check_same(self) -> None:
         a, b = self.model, self.other
+        kinds = [other_kind(side.weights.fields, side.tensors) for side in (a, b)]
+        odd = next((kind for kind in reversed(kinds) if kind is not None), None)
+        if odd is not None and kinds[0] is not kinds[1]:
+            path = b.path if kinds[1] is not None else a.path
+            raise UserError(f"{path}: holds {odd.name}, the other file does not; {odd.use}")
         if a.architecture != b.architecture:
             raise UserError(
                 f"{b.path}: holds {b.architecture}, {a.path.name} holds {a.architecture}; give two files of one model"
@@ -70,12 +77,18 @@ class OtherFile(OtherSide):
                 shapes = [list(side.weights.shape(name)) for side in (self.model, self.other)]
                 yield Oddity(name, f"has shape {shapes[0]}, in {self.label} {shapes[1]}", "shape")
         for name in self.model.tensors:
-            if name not in self.other.weights:
+            if name not in self.other.weights and not self._is_factor(name):
                 yield Oddity(name, f"is missing in {self.label}", "missing", certain=not self._tied(name, self.model))
         for name in self.other.tensors:
-            if name not in self.model.weights:
+            if name not in self.model.weights and not self._is_factor(name):
                 yield Oddity(name, "is missing", "missing", certain=not self._tied(name, self.other))
         yield from self._metadata()
+
+    def _is_factor(self, name: str) -> bool:
+        """Whether it is a factor of blocks that both have: it is in the values that are compared, or cost no output."""
+        of = re.sub(r"\.(input_)?scale$", ".weight", name)
+        kinds = {side.weights.type(of) for side in (self.model, self.other) if of in side.weights}
+        return of != name and bool(kinds & {*SCALED})
 
     def _tied(self, name: str, side: ModelFile) -> bool:
         """Whether a tensor is a head that is the embedding once more."""
@@ -100,7 +113,8 @@ class OtherFile(OtherSide):
 
     def explain(self, measured: Measured) -> Oddity:
         pair = measured.pair
-        return explained(measured, self._guesses(pair), heads_of(self.model, pair.name))
+        found = explained(measured, self._guesses(pair), heads_of(self.model, pair.name))
+        return with_lacking_scale(found, pair)
 
     def _guesses(self, pair: Pair) -> Iterator[Guess]:
         """Done once more or undone, transposed, another tensor of that file."""

@@ -15,6 +15,7 @@ from llamadiff.ext.file.result import TensorRow
 from llamadiff.ext.file.statistics import PLAIN, Sums
 from llamadiff.ext.file.views import InFile, View, blocks_of_rows, rows_of, sample, width_of
 from llamadiff.judge.verdict import of_rounding
+from llamadiff.result.oddity import Oddity
 from llamadiff.system.pages import let_go
 from llamadiff.system.progress import Progress
 
@@ -22,6 +23,8 @@ SLACK = 3.0  # how many times its type's cost a tensor may be off: quantizers di
 BLOCK_SLACK = 8.0  # and a block, of the worst one of the sample
 MOST = 0.95  # a block that is off by its own size is not quantized, whatever its type
 SAMPLE = 1 << 16  # values that are quantized to learn what it costs
+SCALED = ("NVFP4",)  # types whose blocks are made for one more factor a tensor, or an expert: its .scale
+SIXTEEN = {"F16", "BF16"}
 FLOOR = 1e-12  # what float32 leaves
 
 
@@ -104,8 +107,28 @@ class Measured:
 
 
 def in_file(model: ModelFile, name: str) -> InFile:
-    """A tensor of a file, by ggml's decoder if it is to be trusted."""
-    return InFile(model.weights, name, model.dequantizer.decoder(name))
+    """A tensor of a file, by ggml's decoder if it is to be trusted, times its .scale where it has one."""
+    weights, scale = model.weights, scale_of(name)
+    factor = weights.whole(scale).reshape(-1) if weights.type(name) in SCALED and scale in weights else None
+    return InFile(weights, name, model.dequantizer.decoder(name), factor)
+
+
+def scale_of(name: str) -> str:
+    """What a tensor's scale is called."""
+    return f"{name.removesuffix('.weight')}.scale"
+
+
+def with_lacking_scale(found: Oddity, pair: Pair) -> Oddity:
+    """What is said of a pair, where one side lacks the factor that its blocks were made for."""
+    sides = {"": pair.ours, "the other side ": pair.theirs}
+    lacking = [
+        f"{whose}has no {scale_of(side.name)}"
+        for whose, side in sides.items()
+        if isinstance(side, InFile) and side.kind in SCALED and side.scale is None
+    ]
+    if found.cause != "changed" or len(lacking) != 1:
+        return found
+    return replace(found, says=f"{lacking[0]}: {found.says}", cause="scale-missing")
 
 
 def measure_all(pairs: Sequence[Pair], progress: Progress) -> list[Measured]:
@@ -141,6 +164,8 @@ def _same_bytes(pair: Pair) -> bool:
     a, b = pair.ours, pair.theirs
     if not isinstance(b, InFile) or a.kind != b.kind or a.shape != b.shape:
         return False
+    if not np.array_equal(1.0 if a.scale is None else a.scale, 1.0 if b.scale is None else b.scale):
+        return False
     return bool(np.array_equal(a.weights.read_raw(a.name).view(np.uint8), b.weights.read_raw(b.name).view(np.uint8)))
 
 
@@ -161,13 +186,19 @@ def _samples(pair: Pair) -> list[QuantizedRows]:
     if pair.decoded:
         return []
     sides: list[View] = [pair.ours, pair.theirs] if isinstance(pair.theirs, InFile) else [pair.ours]
+    if {side.kind for side in sides} == SIXTEEN:  # of which neither is finer: either may have been made of the other
+        return [_quantized(side.kind, other) for side, other in zip(sides, reversed(sides), strict=True)]
     finer = max(pair.ours, pair.theirs, key=lambda side: _bits(side.kind)) if len(sides) == 2 else pair.theirs
     kinds = [side.kind for side in sides if side.kind not in PLAIN and (side is not finer or _is_blocks(side.kind))]
     if not kinds:
         return []
-    most = max(4, SAMPLE // width_of(finer))
-    rows = finer.take(sample(finer, min(most, rows_of(finer))))
-    return [QuantizedRows(kind, rows, made_so=finer.kind == kind) for kind in kinds]
+    return [_quantized(kind, finer) for kind in kinds]
+
+
+def _quantized(kind: str, view: View) -> QuantizedRows:
+    """Some rows of a view, to be quantized to a type."""
+    most = max(4, SAMPLE // width_of(view))
+    return QuantizedRows(kind, view.take(sample(view, min(most, rows_of(view)))), made_so=view.kind == kind)
 
 
 def _bits(kind: str) -> float:

@@ -65,11 +65,14 @@ def sample(view: View, most: int) -> Array:
 
 @dataclass(frozen=True)
 class InFile:
-    """A tensor of a GGUF file. ``decode``: a faster decoder of its rows than gguf-py's."""
+    """A tensor of a GGUF file. ``decode``: a faster decoder of its rows than gguf-py's; ``scale``: a factor of all of
+    it, or of each expert.
+    """
 
     weights: Weights
     name: str
     decode: Callable[[Array], Array] | None = None
+    scale: Array | None = None
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -89,9 +92,9 @@ class InFile:
         run = len(rows) > 0 and int(rows[-1]) - first == len(rows) - 1 and bool((np.diff(rows) == 1).all())
         some = self._rows[first : first + len(rows)] if run else self._rows[rows]
         with np.errstate(all="ignore"):
-            if self.decode is not None:
-                return self.decode(some)
-            values = self.weights.decode_rows(self.name, some)
+            values = self.decode(some) if self.decode is not None else self.weights.decode_rows(self.name, some)
+            if self.scale is not None:
+                values = values * self.scale[rows * len(self.scale) // len(self._rows)][:, None]
         return np.asarray(values, np.float32)
 
 

@@ -203,3 +203,17 @@ def test_other_bad_input(checkpoint, tmp_path, small_model):
     for (model, other), words in cases.items():
         with pytest.raises(UserError, match=words):
             judge_weights(model, other)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3moe"])
+def test_a_checkpoint_without_the_prefix_of_whole_models_is_one(architecture, checkpoint, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "part"
+    shutil.copytree(checkpoint(architecture), folder)
+    path = convert(folder, architecture, tmp_path / "m.gguf")
+    tensors = load_file(folder / "model.safetensors")
+    named = {name.removeprefix("model.").removeprefix("transformer."): values for name, values in tensors.items()}
+    assert named.keys() != tensors.keys()
+    save_file(named, folder / "model.safetensors")
+    assert judge_weights(path, folder).oddities == ()
