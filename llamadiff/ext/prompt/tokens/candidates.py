@@ -13,7 +13,8 @@ from llamadiff.candidates.own_code import function_of, is_function
 from llamadiff.ext.prompt.http import LacksError, Server, is_server
 from llamadiff.ext.prompt.lines import talking
 from llamadiff.ext.prompt.tokens.changes import Ids
-from llamadiff.ext.prompt.tokens.sides import Side, by_tokenizers, llama_cpp
+from llamadiff.ext.prompt.tokens.of_checkpoint import original_of
+from llamadiff.ext.prompt.tokens.sides import Side, llama_cpp
 from llamadiff.llamacpp.request import Settings
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress
@@ -47,7 +48,7 @@ def candidate(spec: str, settings: Settings, progress: Progress, patience: float
         with llama_cpp(path, settings, progress) as vocabulary:
             yield Side(f"{path}", vocabulary.ids, takes_bytes=True)
     elif is_file and path.suffix == ".json":
-        yield by_tokenizers(path)
+        yield original_of(path)
     else:
         with answering(spec, patience, TOKENIZE, progress) as (name, answers):
 

@@ -15,6 +15,7 @@ Encode = Callable[[str], Ids]
 Pair = tuple[str, Ids, Ids]  # a text, the candidate's ids, and the right ones
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 FEW = 64  # texts that data-driven changes are read off
+EXCHANGED = 4  # tokens that have other ids, and each the same one everywhere
 NAMED = 3  # special tokens that may be the one that is overlooked
 
 
@@ -373,10 +374,11 @@ def _ids(parted: Sequence[Pair]) -> Iterator[Change]:
             "truncated", f"gives no more than {most} tokens", "leave no tokens out", after=lambda ids: ids[:most]
         )
     pairs = {(x, y) for _, a, b in few if len(a) == len(b) for x, y in zip(b, a, strict=True) if x != y}
-    if len(pairs) == 1:
-        (right, wrong) = next(iter(pairs))
-        yield Change("other-id", f"gives token {wrong} for token {right}", f"look up token {right} again",
-                     after=lambda ids: tuple(wrong if each == right else each for each in ids))  # fmt: skip
+    others = dict(pairs)
+    if 0 < len(others) == len(pairs) <= EXCHANGED:
+        says = " and ".join(f"token {wrong} for token {right}" for right, wrong in sorted(pairs))
+        yield Change("other-id", f"gives {says}", f"look up {' and '.join(f'token {i}' for i in sorted(others))} again",
+                     after=lambda ids: tuple(others.get(each, each) for each in ids))  # fmt: skip
     yield Change(
         "ids-16-bits", "keeps ids in 16 bits", "keep them in 32", after=lambda ids: tuple(i & 0xFFFF for i in ids)
     )

@@ -1,4 +1,4 @@
-"""Why a tokenizer gives other ids: the changes to the independent one that give the same ids, for all texts tried."""
+"""Why a tokenizer gives other ids: changes to the independent one that give the same ids, for all texts or nearly."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from llamadiff.ext.prompt.tokens.changes import Change, Encode, Ids, Pair, chang
 TRIED = 64  # of the texts that part, and of the others: those on which each change is tried first
 MOST = 3  # mistakes at once
 OTHERS = 2  # changes that explain the same, and are told too
+NEARLY = 0.9  # of the texts that part: changes that give the ids of so many are named, with their share
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The ``changes`` that give the candidate's ids for all texts; ``others`` of which each alone gives them, too."""
+    """The ``changes`` that give the candidate's ids; ``others`` of which each alone gives them, too.
+
+    ``left``: numbers of the texts for which they do not, few beside those for which they do.
+    """
 
     changes: tuple[Change, ...]
     others: tuple[Change, ...] = ()
+    left: tuple[int, ...] = ()
 
     @property
     def mistakes(self) -> tuple[Change, ...]:
@@ -35,7 +40,8 @@ class _Seen:
 
     def __init__(self, texts: Sequence[str], found: Sequence[Ids | None], right: Sequence[Ids | None]) -> None:
         self.texts, self.found = texts, found
-        parted = sorted((n for n in range(len(texts)) if found[n] != right[n]), key=lambda n: len(texts[n]))
+        self.numbers = sorted((n for n in range(len(texts)) if found[n] != right[n]), key=lambda n: len(texts[n]))
+        parted = self.numbers
         same = [n for n in range(len(texts)) if found[n] == right[n]]
         self.few = [*parted[: TRIED // 2], *_spread(parted, TRIED // 2), *_spread(same, TRIED)]
         self.all = [*parted, *same]
@@ -70,7 +76,7 @@ def _common(one: Ids, other: Ids) -> float:
 def explain(
     tokenizer: Tokenizer, texts: Sequence[str], found: Sequence[Ids | None], right: Sequence[Ids | None]
 ) -> Explanation | None:
-    """What gives a candidate's ``found`` for all texts: one change, or up to three; None where nothing known does.
+    """What gives a candidate's ``found``: one change, or up to three; None where nothing known gives nearly all.
 
     ``tokenizer``: as llama.cpp reads the file; ``right``: its ids.
     """
@@ -80,7 +86,7 @@ def explain(
         alone = tuple(_alone(base, changes, seen))
         if alone:
             return Explanation(alone[:1], alone[1:])
-    return _several(tokenizer, [*own_changes(rules), *changes], seen)
+    return _several(tokenizer, seen)
 
 
 def _alone(base: Tokenizer, changes: Sequence[Change], seen: _Seen) -> Iterator[Change]:
@@ -96,22 +102,32 @@ def _alone(base: Tokenizer, changes: Sequence[Change], seen: _Seen) -> Iterator[
                     return
 
 
-def _several(tokenizer: Tokenizer, changes: Sequence[Change], seen: _Seen) -> Explanation | None:
-    """The change that comes nearest, then the one that does beside it, until all is explained."""
+def _several(tokenizer: Tokenizer, seen: _Seen) -> Explanation | None:
+    """The change that comes nearest, then the one that does of the texts that it leaves, until all is explained."""
     taken: list[Change] = []
-    best = seen.score(changed(tokenizer, taken))
-    while sum(not change.own for change in taken) < MOST:
-        tried: list[tuple[tuple[int, float], int]] = []
-        for n, change in enumerate(changes):
-            if any(change.rules.keys() & other.rules.keys() for other in taken) or change in taken:
-                continue
-            with suppress(ModelError):
-                tried.append((seen.score(changed(tokenizer, [*taken, change])), -n))
-        score, n = max(tried, default=(best, 0))
-        if score <= best:
-            return None
-        best = score
-        taken.append(changes[-n])
-        if best[0] == len(seen.few) and seen.holds(changed(tokenizer, taken), seen.all):
+    left = [seen.numbers]  # of none, one, two ... of what is taken: the texts that it leaves
+    while sum(not change.own for change in taken) < MOST and (change := _nearest(tokenizer, taken, seen)) is not None:
+        taken.append(change)
+        encode = changed(tokenizer, taken)
+        seen = _Seen(seen.texts, seen.found, [encode(text) for text in seen.texts])
+        if not seen.numbers:
             return Explanation(tuple(taken))
-    return None
+        left.append(seen.numbers)
+    while len(left) > 1 and len(left[-1]) > len(left[-2]) / 2:  # it fits what was tried first, and little else
+        left.pop()
+    kept = tuple(taken[: len(left) - 1])
+    is_nearly_all = len(left[-1]) <= (1 - NEARLY) * len(left[0])
+    return Explanation(kept, left=tuple(left[-1])) if is_nearly_all and not all(c.own for c in kept) else None
+
+
+def _nearest(tokenizer: Tokenizer, taken: Sequence[Change], seen: _Seen) -> Change | None:
+    """The change that, beside those ``taken``, gives the ids of the most texts; None where none gives more."""
+    best, nearest = seen.score(changed(tokenizer, taken)), None
+    for change in (*own_changes(tokenizer.rules), *changes_of(tokenizer, seen.parted)):
+        if any(change.rules.keys() & other.rules.keys() or change.name == other.name for other in taken):
+            continue
+        with suppress(ModelError):
+            score = seen.score(changed(tokenizer, [*taken, change]))
+            if score > best:
+                best, nearest = score, change
+    return nearest

@@ -140,10 +140,10 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 24
 
 
-def open_tokenizers(folder: Path) -> Tokenizers:
+def open_tokenizers(folder: Path, called: str = "tokenizer.json") -> Tokenizers:
     """What a directory says of a tokenizer. Raises UserError for files that are not what their names say."""
     parts = []
-    for name, most in (("tokenizer.json", MAX_TOKENIZER), ("tokenizer_config.json", MAX_CONFIG)):
+    for name, most in ((called, MAX_TOKENIZER), ("tokenizer_config.json", MAX_CONFIG)):
         path = folder / name
         data = read_json(path, most, "a tokenizer as JSON") if path.is_file() else {}
         if not isinstance(data, dict):
@@ -152,8 +152,34 @@ def open_tokenizers(folder: Path) -> Tokenizers:
     data, config = parts
     path = folder / "tokenizer.model"
     if data or not path.is_file():
-        return Tokenizers(folder / "tokenizer.json", data, config)
+        return Tokenizers(folder / called, data, config)
     return Tokenizers(path, data, config, metadata_of(path, _added_by_config(config)))
+
+
+def original_of(path: Path) -> Side:
+    """A tokenizer.json as its model's library has it: what the tokenizer_config.json beside it adds is added.
+
+    Raises UserError where that cannot be.
+    """
+    side = by_tokenizers(path)
+    tokenizers = open_tokenizers(path.parent, path.name)
+    (added,) = side.ids([""])
+    first, last = (added or ())[:1], (added or ())[-1:]
+    begin, start = _end(tokenizers, "bos", first)
+    end, stop = _end(tokenizers, "eos", last)
+
+    def ids(texts: Sequence[str]) -> list[Ids | None]:
+        return [begin + each[start : len(each) - stop] + end for each in side.ids(texts) if each is not None]
+
+    return replace(side, ids=ids, original=lambda model: tokenizer_oddities(model, tokenizers))
+
+
+def _end(tokenizers: Tokenizers, kind: str, library: Ids) -> tuple[Ids, int]:
+    """What stands at an end of a text besides what the ``library`` puts there, and how many of its ids go."""
+    wanted, special = tokenizers.config.get(f"add_{kind}_token"), tokenizers.special_id(kind)
+    if not isinstance(wanted, bool) or special is None or wanted == (library == (special,)):
+        return (), 0
+    return ((special,), 0) if wanted else ((), 1)
 
 
 def tokenizer_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:
@@ -294,6 +320,12 @@ def _apart(
     if change is None or change.stated is None:
         why = f"{name} {change.says}: " if change is not None else ""
         return Oddity("tokenizer", why + says, "token-ids")
-    key, value = change.stated
-    stated = repr(fields[key]) if key in fields else "not in the file"
-    return Oddity(key, f"is {stated}; {name}'s is {value!r}: {says}", "token-ids")
+    oddity = stated_otherwise(fields, change.stated, name)
+    return replace(oddity, says=f"{oddity.says}: {says}")
+
+
+def stated_otherwise(fields: Mapping[str, Any], stated: tuple[str, Any], name: str) -> Oddity:
+    """A key that has another value than the one with which llama.cpp would give the ids of the tokenizer ``name``."""
+    key, value = stated
+    found = repr(fields[key]) if key in fields else "not in the file"
+    return Oddity(key, f"is {found}; {name}'s is {value!r}", "token-ids")

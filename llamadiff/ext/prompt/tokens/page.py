@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -9,7 +10,8 @@ from rich.text import Text
 
 from llamadiff.ext.prompt.tokens.back import Back, Mistake
 from llamadiff.ext.prompt.tokens.changes import Change
-from llamadiff.ext.prompt.tokens.run import LLAMA_CPP, OWN, Example, Tokens
+from llamadiff.ext.prompt.tokens.explain import Explanation
+from llamadiff.ext.prompt.tokens.run import FILE, LLAMA_CPP, OWN, Example, Tokens
 from llamadiff.ext.prompt.tokens.sides import THIRD
 from llamadiff.judge.verdict import UNCHECKED, WRONG
 from llamadiff.report.json import in_json
@@ -18,6 +20,8 @@ from llamadiff.report.terminal.page import Page
 SCHEMA, SCHEMA_OF_BACK = "llamadiff.extras.tokens/1", "llamadiff.extras.tokens.back/1"
 MOST_PIECES = 12  # tokens of a text that are shown
 MOST_TEXT = 60
+MOST_FAULTS = 3  # of a file that the first sentence names
+CONVERT = "convert the file again, with the tables of {}"
 
 
 def print_tokens(found: Tokens, console: Console) -> None:
@@ -27,15 +31,17 @@ def print_tokens(found: Tokens, console: Console) -> None:
     explanation = found.explanation
     page.blank()
     if explanation is not None and found.verdict == WRONG:
-        for change in explanation.mistakes:
-            page.print_labelled("fix", page.as_it_is(change.fix))
+        for line in fixes(found, explanation):
+            page.print_labelled("fix", page.as_it_is(line))
         for change in explanation.others:
-            page.print_labelled("or", page.as_it_is(f"{found.candidate} {change.says}"))
+            page.print_labelled("or", page.as_it_is(_or(found, change)))
+    elif found.file_faults and found.parted:
+        page.print_labelled("fix", page.as_it_is(CONVERT.format(found.candidate)))
     elif found.parted:
         more = ", and hardly any has the right ids: does the candidate have this file's vocabulary?"
         page.print_labelled("cause", f"no known mistake explains all of these texts{more if found.is_foreign else ''}")
     for example in found.examples:
-        _put(page, example)
+        _put(page, example, found.candidate if found.wrong == FILE else "")
     if found.ways:
         own = "llama.cpp" if found.own else "it"
         page.print_labelled("note", f"where the model's own tokenizer and {own} part, and the file cannot tell:")
@@ -44,6 +50,22 @@ def print_tokens(found: Tokens, console: Console) -> None:
             _put(page, example)
     for line in notes(found):
         page.print_labelled("", page.data(line, 1000))
+
+
+def fixes(found: Tokens, explanation: Explanation) -> list[str]:
+    """What to do: in the engine; where the file is wrong, with the file."""
+    if found.wrong != FILE:
+        return [change.fix for change in explanation.mistakes]
+    stated = [change.stated for change in explanation.mistakes if change.stated]
+    keys = [f"give the file {key} = {value!r}" for key, value in stated]
+    return [*keys, *([CONVERT.format(found.candidate)] if len(keys) < len(explanation.mistakes) else [])]
+
+
+def _or(found: Tokens, change: Change) -> str:
+    """What would explain the same."""
+    if found.wrong == FILE and change.stated is not None:
+        return f"{change.stated[0]} = {change.stated[1]!r}, which gives the same ids for all of these texts"
+    return f"{found.candidate} {change.says}"
 
 
 def headline(found: Tokens) -> str:
@@ -68,11 +90,24 @@ def _wrong(found: Tokens) -> str:
     name, share = found.candidate, f"for {found.parted} of {found.texts} texts"
     if found.wrong == LLAMA_CPP:
         return f"llama.cpp gives other ids than {name} and the independent tokenizer, for {found.doubted} texts"
+    if found.wrong == FILE and found.file_faults:
+        faults = "; ".join(f"{each.where} {each.says}" for each in found.file_faults[:MOST_FAULTS])
+        return f"{found.model}: {faults}; other ids than {name}'s {share}{_left(found)}"
     if found.explanation is not None:
         says = " and ".join(change.says for change in found.explanation.mistakes)
-        return f"{name} {says}; other ids than llama.cpp's {share}"
+        if found.wrong == FILE:
+            return f"{found.model} is not {name}, which {says}; other ids {share}{_left(found)}"
+        return f"{name} {says}; other ids than llama.cpp's {share}{_left(found)}"
+    if found.wrong == FILE:
+        return f"{found.model} makes other ids than {name} does, {share}, in llama.cpp and the independent tokenizer"
     right = "llama.cpp and the independent tokenizer" if found.wrong else "llama.cpp"
     return f"{name} gives other ids than {right} {share}"
+
+
+def _left(found: Tokens) -> str:
+    """How many texts what is named does not explain."""
+    left = len(found.explanation.left) if found.explanation is not None else 0
+    return f", {found.parted - left} of them by that; {left} part besides, for no known reason" if left else ""
 
 
 def _is_alone(found: Tokens) -> bool:
@@ -87,6 +122,12 @@ def notes(found: Tokens) -> list[str]:
         lines.append(
             f"for {found.own} of them llama.cpp's ids are not those of the tokenizer that the model was made with"
         )
+    if found.file_faults and found.verdict != WRONG:
+        faults = "; ".join(f"{each.where} {each.says}" for each in found.file_faults[:MOST_FAULTS])
+        lines.append(f"what changes no ids, and is not {found.candidate}'s: {faults}")
+    if found.file_faults:
+        folder = Path(found.candidate).parent
+        lines.append(f"all of the file against its checkpoint: llamadiff weights {found.model} {folder}")
     if found.no_third:
         lines.append(f"there is no third opinion: {found.no_third}")
     return lines
@@ -136,14 +177,16 @@ def _back(found: Back) -> str:
     return in_json(about)
 
 
-def _put(page: Page, example: Example) -> None:
-    page.print_labelled("text", page.quote(example.text, MOST_TEXT))
-    width = max(len(_called(name)) for name in example.ids)
+def _put(page: Page, example: Example, original: str = "") -> None:
+    """A text with its ids; ``original``: the side that is the model's own tokenizer."""
+    page.print_labelled("besides" if example.is_left else "text", page.quote(example.text, MOST_TEXT))
+    called = {name: "original" if name == original else _called(name) for name in example.ids}
+    width = max(map(len, called.values()))
     for name, ids in example.ids.items():
         pieces = example.pieces[name][:MOST_PIECES]
         more = " ..." if len(example.pieces[name]) > len(pieces) else ""
         said = "dies of it" if ids is None else f"{' '.join(map(page.quote, pieces))}{more}  {list(ids[:MOST_PIECES])}"
-        page.print_labelled("", Text(f"{_called(name).ljust(width)}  {said}"))
+        page.print_labelled("", Text(f"{called[name].ljust(width)}  {said}"))
 
 
 def _called(side: str) -> str:
@@ -163,6 +206,8 @@ def _tokens(found: Tokens) -> str:
         "candidate": found.candidate, "texts": found.texts, "parted": found.parted, "own": found.own,
         "doubted": found.doubted, "wrong": found.wrong or None,
         "causes": [_change(each) for each in (explanation.mistakes if explanation is not None else ())],
+        "left": len(explanation.left) if explanation is not None else 0,
+        "file_faults": found.file_faults,
         "others": [_change(each) for each in (explanation.others if explanation is not None else ())],
         "examples": found.examples,
         "ways": [_change(way) | {"example": example} for way, example in found.ways],

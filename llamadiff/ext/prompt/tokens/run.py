@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from llamadiff.ext.prompt.tokenizer import Tokenizer, as_original
 from llamadiff.ext.prompt.tokens.candidates import candidate
 from llamadiff.ext.prompt.tokens.changes import Change, Encode, Ids, changed, own_changes
 from llamadiff.ext.prompt.tokens.explain import Explanation, explain
+from llamadiff.ext.prompt.tokens.of_checkpoint import stated_otherwise
 from llamadiff.ext.prompt.tokens.sides import THIRD, Side, independent, llama_cpp
 from llamadiff.ext.prompt.tokens.smallest import smallest
 from llamadiff.ext.prompt.tokens.texts import texts_for
 from llamadiff.judge.verdict import of_check
 from llamadiff.llamacpp.request import Settings
+from llamadiff.result.oddity import Oddity
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
 from llamadiff.system.progress import Progress
@@ -32,6 +34,7 @@ MAX_TEXTS = 1 << 26  # bytes of a file of them
 SHOWN = 3  # texts that are shown with both splits
 FOREIGN = 0.9  # of the texts, from which on a candidate that nothing explains may have another vocabulary
 LLAMA_CPP, OWN = "llama.cpp", "the model's own"
+FILE = "the file"
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,15 @@ MADE = Wanted()
 
 @dataclass(frozen=True)
 class Example:
-    """A text, as small as it can be, and what each side makes of it: ids, and the texts of their tokens."""
+    """A text, as small as it can be, and what each side makes of it: ids, and the texts of their tokens.
+
+    ``is_left``: what explains nearly all others does not explain it.
+    """
 
     text: str
     ids: Mapping[str, Ids | None]
     pieces: Mapping[str, tuple[str, ...]]
+    is_left: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class Tokens:
     model's own tokenizer, where llama.cpp is known to have others (``ways`` say how); ``doubted``: those of which
     llama.cpp has other ids than the independent tokenizer in both ways, so that one of the two is wrong. ``wrong`` is
     the side that is, "" where nobody is or nobody can tell; ``no_third``: why there is no independent tokenizer.
+    ``file_faults``: where the candidate is the model's own tokenizer: what the file's tables and flags have other.
     """
 
     model: str
@@ -77,6 +85,7 @@ class Tokens:
     examples: tuple[Example, ...]
     ways: tuple[tuple[Change, Example], ...]
     no_third: str = ""
+    file_faults: tuple[Oddity, ...] = ()
 
     @property
     def is_foreign(self) -> bool:
@@ -91,7 +100,8 @@ def tokens(
 
     Raises UserError for whatever a user can mend.
     """
-    fields = ModelFile(model).weights.fields
+    file = ModelFile(model)
+    fields = file.weights.fields
     third, no_third = _third(fields)
     if spec is None and third is None:
         raise UserError(f"{model}: {no_third}; give --candidate")
@@ -102,9 +112,25 @@ def tokens(
         texts = _texts(wanted, fields, takes_bytes=other is None or other.takes_bytes)
         sides = _Sides(fields, texts, baseline, other, third, progress)
         try:
-            return sides.judged(model.name, no_third)
+            found = sides.judged(model.name, no_third)
+            return replace(found, file_faults=_file_faults(file, other, found.wrong, found.explanation))
         except ModelError as error:  # a table that is read late
             raise UserError(f"{model}: {error}") from None
+
+
+def _file_faults(
+    file: ModelFile, other: Side | None, wrong: str, explanation: Explanation | None
+) -> tuple[Oddity, ...]:
+    """What the file has other than the model's own tokenizer: tables and flags, and what a flag would explain."""
+    if other is None or other.original is None:
+        return ()
+    tables = [*other.original(file)]
+    stated = [each.stated for each in explanation.mistakes if each.stated] if explanation and wrong == FILE else []
+    known = {each.where for each in tables}
+    flags = [
+        stated_otherwise(file.weights.fields, each, Path(other.name).name) for each in stated if each[0] not in known
+    ]
+    return (*flags, *tables)
 
 
 def _third(fields: Mapping[str, Any]) -> tuple[Tokenizer | None, str]:
@@ -168,7 +194,7 @@ class _Sides:
             if explanation is not None and not explanation.mistakes:  # some of llama.cpp's ways, some of the model's
                 own, parted = own | {*parted}, []
         wrong, verdict = self._wrong(parted, doubted, own)
-        shown = self._examples(parted or doubted, bool(parted))
+        shown = self._left(explanation) + self._examples(parted or doubted, bool(parted))
         name = self.other.name if self.other is not None else THIRD
         return Tokens(model, name, len(self.texts), len(parted), len(own), len(doubted), verdict, wrong, explanation,
                       shown, tuple(self._ways(sorted(own))), no_third)  # fmt: skip
@@ -193,7 +219,8 @@ class _Sides:
         """The side that is wrong, and the verdict."""
         if parted:
             agree = self.as_llama_cpp is not None and not {*doubted} & {*parted}
-            return (self.other.name if agree and self.other is not None else ""), of_check(parted)
+            blamed = "" if self.other is None else FILE if self.other.original is not None else self.other.name
+            return (blamed if agree else ""), of_check(parted)
         if self.other is None:
             return "", of_check(False, is_known=not doubted)
         if {*doubted} & own:  # the candidate and the independent one agree, and llama.cpp does what it does not mean
@@ -208,6 +235,20 @@ class _Sides:
             if text not in found:
                 found[text] = self._example(text)
         return tuple(sorted(found.values(), key=lambda each: len(each.text)))
+
+    def _left(self, explanation: Explanation | None) -> tuple[Example, ...]:
+        """The smallest text that is left of those that a mistake explains."""
+        if explanation is None or not explanation.left:
+            return ()
+        assert self.other is not None
+        assert self.third is not None
+        encode, ask = changed(self.third, explanation.changes), self.other.ids
+
+        def parts(texts: Sequence[str]) -> list[bool]:
+            return [ids != encode(text) for text, ids in zip(texts, ask(texts), strict=True)]
+
+        text = smallest(min((self.texts[n] for n in explanation.left), key=len), parts)
+        return (replace(self._example(text), is_left=True),)
 
     def _candidate_parts(self, texts: Sequence[str]) -> list[bool]:
         assert self.other is not None

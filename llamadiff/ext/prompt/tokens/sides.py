@@ -13,6 +13,7 @@ from llamadiff.ext.prompt.tokenizer import Tokenizer
 from llamadiff.ext.prompt.tokens.changes import Ids
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.result.oddity import Oddity
 from llamadiff.system.errors import DiedError, UserError
 from llamadiff.system.input import check_regular
 from llamadiff.system.progress import Progress
@@ -33,12 +34,14 @@ Asked = Callable[[Sequence[str]], "list[Ids | None]"]  # of each text its ids; N
 class Side:
     """A tokenizer, and what it is called in a sentence.
 
-    ``takes_bytes``: a text may be invalid UTF-8, as PEP 383 has it.
+    ``takes_bytes``: a text may be invalid UTF-8, as PEP 383 has it. ``original``: of the tokenizer that the model was
+    made with, which is right by definition: what a file's tables and flags have that are not its.
     """
 
     name: str
     ids: Asked
     takes_bytes: bool = False
+    original: Callable[[ModelFile], Iterator[Oddity]] | None = None
 
 
 class LlamaCpp:

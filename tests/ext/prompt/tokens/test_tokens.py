@@ -24,7 +24,7 @@ from llamadiff.ext.prompt.tokenizer import PRE_TOKENIZERS, Tokenizer
 from llamadiff.ext.prompt.tokens import run
 from llamadiff.ext.prompt.tokens.back import back
 from llamadiff.ext.prompt.tokens.of_checkpoint import ids_oddities, open_tokenizers
-from llamadiff.ext.prompt.tokens.page import as_json, headline, headline_of_back
+from llamadiff.ext.prompt.tokens.page import as_json, headline, headline_of_back, notes
 from llamadiff.ext.prompt.tokens.smallest import smallest
 from llamadiff.llamacpp.request import Settings
 from llamadiff.system.progress import silent
@@ -77,12 +77,12 @@ NAMED = [  # a vocabulary, a mistake, and what it is called: another one where n
     ("llama-spm", "bom-dropped", "invisible-dropped"), ("gpt-2", "controls-dropped", "controls-dropped"),
     ("gpt-2", "no-break-spaces", "spaces-unified"), ("gpt-2", "escapes", "escapes"),
     ("bert-bge", "case-kept", "case"), ("gpt-2", "off-by-one", "ids-off"), ("llama-bpe", "ids-16-bits", "ids-16-bits"),
+    ("bert-bge", "unknown-other", "other-id"),
 ]  # fmt: skip
 UNNAMED = [
     ("llama-spm", "characters-bytes"), ("llama-spm", "bytes-lower-case"), ("gpt-2", "line-by-line"),
     ("llama-bpe", "merges-reversed"), ("llama-bpe", "merges-from-right"), ("gpt-2", "quotes-straight"),
     ("bert-bge", "chinese-joined"), ("gpt-2", "alphabet-soft-hyphen"), ("llama-spm", "cesu-8"),
-    ("bert-bge", "unknown-other"),
 ]  # fmt: skip
 
 
@@ -114,6 +114,60 @@ def test_two_mistakes_are_both_named(vocabulary):
     two = ("--mistake", "bos-missing", "--mistake", "nfkc")
     found = tokens(vocabulary("llama-spm"), engine(vocabulary("llama-spm"), *two))
     assert {each.name for each in found.explanation.mistakes} == {"bos-missing", "normalized"}
+
+
+BYTES = [chr(b) if chr(b).isprintable() and b != 0xAD and b > 32 else chr(256 + b) for b in range(256)]  # GPT-2's,
+# as far as printable ASCII goes
+MERGES = ("t h", "th e", "\u0120 the", "i n", "1 2", "12 3", "\u0120 q", "( x", "\u0120 \u0120", "a n", "an d")
+
+
+def small_bpe(to: Path, **changed: object) -> Path:
+    """A vocabulary of bytes and a few merges, with other values of some keys."""
+    tokens = [*BYTES, *(merge.replace(" ", "") for merge in MERGES), "<|endoftext|>"]
+    fields = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": [*MERGES], "bos_token_id": len(tokens) - 1,
+              "token_type": [1] * (len(tokens) - 1) + [3], "eos_token_id": len(tokens) - 1} | changed  # fmt: skip
+    return write_gguf(to, {f"tokenizer.ggml.{key}": value for key, value in fields.items()})
+
+
+NEARLY = """
+from dataclasses import replace
+from llamaref import Weights
+from llamadiff.ext.prompt.tokenizer import Tokenizer
+right = Tokenizer(Weights({path!r}).fields)
+mistaken = right.with_rules(replace(right.rules, **{rules!r}))
+{more}
+def ids(text):
+    return odd(text) if {odd!r} in text else mistaken.encode(text)
+"""
+FULL = "def odd(text): return [*mistaken.encode(text), 5]"
+NFKC = "odd = right.with_rules(replace(mistaken.rules, normalization='NFKC')).encode"
+
+
+@pytest.mark.parametrize(
+    ("rules", "odd", "more", "named"),
+    [
+        ({"bos_twice": True}, "q", FULL, ["bos-twice"]),
+        ({"add_space_prefix": False}, "q", FULL, ["space-prefix"]),
+        ({"bos_twice": True}, "", NFKC, ["bos-twice", "normalized"]),  # what is left has a known reason, too
+        ({"bos_twice": True}, "e", FULL, []),  # too many for one mistake
+        ({}, "q", FULL, []),
+    ],
+)  # fmt: skip
+def test_a_mistake_that_explains_nearly_all_is_named_with_its_share(vocabulary, tmp_path, rules, odd, more, named):
+    is_bpe = "add_space_prefix" not in rules
+    path = small_bpe(tmp_path / "m.gguf", add_bos_token=True) if is_bpe else vocabulary("llama-spm")
+    own = tmp_path / "own.py"
+    own.write_text(NEARLY.format(path=str(path), rules=rules, odd=odd, more=more), "utf-8")
+    found = tokens(path, f"{own}:ids", 800)
+    assert [each.name for each in (found.explanation.mistakes if found.explanation else ())] == named
+    left = len(found.explanation.left) if found.explanation else 0
+    assert (0 < left < 80) == (len(named) == 1)
+    if left:
+        says = f"{found.parted - left} of them by that; {left} part besides, for no known reason"
+        assert says in headline(found)
+        assert found.examples[0].is_left
+        assert found.examples[0].text == odd
+        assert json.loads(as_json(found))["left"] == left
 
 
 # -- back --------------------------------------------------------------------------------------------------------------
@@ -314,6 +368,37 @@ def test_a_file_s_wrong_pre_tokenizer_is_named_with_the_right_one(vocabulary, tm
     assert oddity.where == "tokenizer.ggml.pre"
     named = oddity.says.partition("tokenizer.json's is '")[2].partition("'")[0]
     assert PRE_TOKENIZERS[named].patterns == PRE_TOKENIZERS[pre].patterns
+
+
+@needs("tokenizers")
+@pytest.mark.parametrize(
+    ("changed", "config", "says"),
+    [
+        ({}, {}, ""),
+        ({}, {"add_bos_token": False, "bos_token": "<|endoftext|>"}, ""),
+        ({"add_bos_token": True}, {"add_bos_token": True, "bos_token": "<|endoftext|>"}, ""),
+        ({"pre": "qwen2"}, {}, "tokenizer.ggml.pre is 'qwen2'; tokenizer.json's is '"),
+        ({"add_bos_token": True}, {}, "tokenizer.ggml.add_bos_token is True; tokenizer.json's is False"),
+        ({}, {"add_bos_token": True, "bos_token": "<|endoftext|>"},
+         "tokenizer.ggml.add_bos_token is not in the file; tokenizer.json's is True"),
+        ({"tokens": "exchanged"}, {}, "tokenizer.ggml.tokens token 104 is "),
+    ],
+)  # fmt: skip
+def test_the_checkpoint_s_tokenizer_is_the_truth(tmp_path, changed, config, says):
+    path = small_bpe(tmp_path / "right.gguf")
+    folder = written_tokenizer(path, tmp_path / "checkpoint", "gpt-2")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    if "tokens" in changed:
+        words = Weights(path).fields["tokenizer.ggml.tokens"]
+        words[104], words[116] = words[116], words[104]
+        changed = {"tokens": words}
+    found = tokens(small_bpe(tmp_path / "m.gguf", **changed), str(folder / "tokenizer.json"), 500)
+    if not says:
+        assert (found.verdict, found.file_faults) == ("match", ())
+        return
+    assert (found.verdict, found.wrong) == ("wrong", run.FILE)
+    assert headline(found).startswith(f"tokenizer: m.gguf: {says}")
+    assert "llamadiff weights m.gguf" in notes(found)[1]
 
 
 def test_a_file_without_a_tokenizer(tmp_path):
