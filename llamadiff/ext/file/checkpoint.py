@@ -16,6 +16,7 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.file.against import OtherSide, label_of
 from llamadiff.ext.file.architectures import IGNORED, TABLES, Origin, Table
 from llamadiff.ext.file.config_keys import Stated, metadata_oddities, model_types, rope_tensors, stated_by
+from llamadiff.ext.file.decides import module_oddities, routing_oddities
 from llamadiff.ext.file.explain import Guess, explained
 from llamadiff.ext.file.mistakes import Made, guesses_of
 from llamadiff.ext.file.pairs import FLOOR, Measured, Pair, in_file, with_lacking_scale
@@ -54,10 +55,7 @@ class Checkpoint(OtherSide):
 
     def __init__(self, model: ModelFile, folder: Path) -> None:
         self.model, self.folder, self.label = model, folder, label_of(folder)
-        config = read_json(folder / "config.json", MAX_CONFIG, "the config.json of a checkpoint")
-        if not isinstance(config, dict):
-            raise UserError(f"{folder / 'config.json'}: expected an object of hyper-parameters")
-        self.config: dict[str, Any] = config
+        self.config = _config_of(folder)
         if model.architecture not in TABLES:
             raise UserError(
                 f"{model.path}: no table says how {model.architecture} is converted; known are {', '.join(TABLES)}"
@@ -66,7 +64,7 @@ class Checkpoint(OtherSide):
         found, self.unread = open_checkpoint(folder)
         self.table, self.used = TABLES[model.architecture], set[str]()
         self.tensors = {_canonical(name, self.table): view for name, view in found.items()}
-        self.stated: Stated = stated_by(config, model.architecture)
+        self.stated: Stated = stated_by(self.config, model.architecture)
 
     def _check_same(self) -> None:
         kind = self.config.get("model_type")
@@ -179,6 +177,8 @@ class Checkpoint(OtherSide):
                 yield _misshapen(name, weights.shape(name), made)
         yield from self._missing()
         yield from metadata_oddities(self.model, self.stated, self.config)
+        yield from routing_oddities(self.model, self.config)
+        yield from module_oddities(self.model, self.folder)
         yield from self.tokenizer.oddities(self.model) if self.tokenizer is not None else ()
         yield from (found for found in self.ids if isinstance(found, Oddity))
 
@@ -212,12 +212,9 @@ class Checkpoint(OtherSide):
     def _headless(self, name: str) -> Iterator[Oddity]:
         """The file has no head: right where it is the embedding once more."""
         made = self._made(_Named.of(EMBEDDING))
-        if self._is_tied() or made is None:
-            return
-        head = self.tensors[name]
-        pair = Made("", head)
-        if not pair.same_as(made):
-            says = f"is missing: llama.cpp multiplies by {EMBEDDING} (a tied head), and {name} holds other values"
+        if made is not None and not Made("", self.tensors[name]).same_as(made):
+            said = ", though config.json says tie_word_embeddings = true" if self._is_tied() else ""
+            says = f"is missing: llama.cpp multiplies by {EMBEDDING} (a tied head), and {name} holds other values{said}"
             yield Oddity(HEAD, says, "tied-head")
 
     def unchecked(self) -> Iterator[tuple[str, str]]:
@@ -233,6 +230,46 @@ class Checkpoint(OtherSide):
 
     def _guesses(self, pair: Pair) -> Iterator[Guess]:
         yield from guesses_of(pair, self.made, self.sizes)
+
+
+class CheckpointKeys(OtherSide):
+    """A directory of an architecture whose conversion no table knows: what is no tensor. Raises UserError for none."""
+
+    def __init__(self, model: ModelFile, folder: Path) -> None:
+        self.model, self.folder, self.label = model, folder, label_of(folder)
+        self.config = _config_of(folder)
+        self.tokenizer = plugins.ask_first(lambda each: each.tokenizer(folder))
+        self.ids = self.tokenizer.ids(model) if self.tokenizer is not None else ()
+
+    def pairs(self) -> Sequence[Pair]:
+        return ()
+
+    def oddities(self) -> Iterator[Oddity]:
+        yield from routing_oddities(self.model, self.config)
+        yield from module_oddities(self.model, self.folder)
+        yield from self.tokenizer.oddities(self.model) if self.tokenizer is not None else ()
+        yield from (found for found in self.ids if isinstance(found, Oddity))
+
+    def explain(self, measured: Measured) -> Oddity:
+        raise AssertionError(f"{measured.pair.name} was not compared")
+
+    def unchecked(self) -> Iterator[tuple[str, str]]:
+        for name in self.model.tensors:
+            yield name, "was not compared"
+
+    def notes(self) -> Iterator[str]:
+        yield (
+            f"no table says how {self.model.architecture}'s tensors are converted: how experts are chosen, pooling and "
+            f"the tokenizer were compared; tables are there for {', '.join(TABLES)}"
+        )
+        yield from (found for found in self.ids if isinstance(found, str))
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    config = read_json(folder / "config.json", MAX_CONFIG, "the config.json of a checkpoint")
+    if not isinstance(config, dict):
+        raise UserError(f"{folder / 'config.json'}: expected an object of hyper-parameters")
+    return config
 
 
 def _canonical(name: str, table: Table) -> str:

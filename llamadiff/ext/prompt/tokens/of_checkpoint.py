@@ -190,10 +190,20 @@ def tokenizer_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Odd
         yield from _kinds(model, tokenizers)
         yield from _scores(model, tokenizers)
     for kind in ("bos", "eos"):
-        wanted, found = tokenizers.special_id(kind), model.special_id(kind)
-        if wanted is not None and found is not None and wanted != found:
-            says = f"is {found}; the checkpoint's {kind.upper()} token is {wanted}"
-            yield Oddity(f"tokenizer.ggml.{kind}_token_id", says, f"{kind}-id")
+        yield from _special_id(model, kind, tokenizers.special_id(kind))
+
+
+def _special_id(model: ModelFile, kind: str, wanted: int | None) -> Iterator[Oddity]:
+    """Where llama.cpp takes another token for this than the checkpoint: by the file, or for want of a key in it."""
+    found, here = model.special_id(kind), "is {}"
+    if found is None:
+        with suppress(ModelError):
+            rules = rules_of(model.weights.fields)
+            found = rules.eos if kind == "eos" else rules.bos if rules.add_bos else wanted  # unless it is put nowhere
+            here = "is not in the file, and llama.cpp takes {}"
+    if wanted is not None and wanted != found:
+        says = f"{here.format(found)}; the checkpoint's {kind.upper()} token is {wanted}"
+        yield Oddity(f"tokenizer.ggml.{kind}_token_id", says, f"{kind}-id")
 
 
 def _tables(tokens: Sequence[Any], tokenizers: Tokenizers) -> Iterator[Oddity]:

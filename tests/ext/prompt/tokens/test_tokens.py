@@ -126,7 +126,7 @@ def small_bpe(to: Path, **changed: object) -> Path:
     tokens = [*BYTES, *(merge.replace(" ", "") for merge in MERGES), "<|endoftext|>"]
     fields = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": [*MERGES], "bos_token_id": len(tokens) - 1,
               "token_type": [1] * (len(tokens) - 1) + [3], "eos_token_id": len(tokens) - 1} | changed  # fmt: skip
-    return write_gguf(to, {f"tokenizer.ggml.{key}": value for key, value in fields.items()})
+    return write_gguf(to, {f"tokenizer.ggml.{key}": value for key, value in fields.items() if value is not None})
 
 
 NEARLY = """
@@ -399,6 +399,27 @@ def test_the_checkpoint_s_tokenizer_is_the_truth(tmp_path, changed, config, says
     assert (found.verdict, found.wrong) == ("wrong", run.FILE)
     assert headline(found).startswith(f"tokenizer: m.gguf: {says}")
     assert "llamadiff weights m.gguf" in notes(found)[1]
+
+
+@needs("tokenizers")
+@pytest.mark.parametrize(
+    ("eos", "config", "says"),
+    [
+        (267, {"eos_token": "<|endoftext|>"}, ""),
+        (None, {}, ""),
+        (None, {"eos_token": BYTES[11]}, ""),  # which llama.cpp takes
+        (None, {"eos_token": "<|endoftext|>"},
+         "is not in the file, and llama.cpp takes 11; the checkpoint's EOS token is 267"),
+        (7, {"eos_token": "<|endoftext|>"}, "is 7; the checkpoint's EOS token is 267"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_text_is_the_checkpoint_s(tmp_path, eos, config, says):
+    path = small_bpe(tmp_path / "m.gguf", eos_token_id=eos)
+    folder = written_tokenizer(path, tmp_path / "checkpoint", "gpt-2")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    found = tokens(path, str(folder / "tokenizer.json"), 200)
+    assert (found.verdict, [each.says for each in found.file_faults]) == ("match", [says] if says else [])
+    assert (says in notes(found)[1]) if says else len(notes(found)) == 1
 
 
 def test_a_file_without_a_tokenizer(tmp_path):

@@ -1,0 +1,102 @@
+"""What besides tensors decides an output: each difference is named, and a right file has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models.gguf_file import write_gguf
+
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.file.decides import module_oddities, routing_oddities
+from llamadiff.ext.file.opening import judge_weights
+from llamadiff.system.errors import UserError
+
+SIGMOID, SOFTMAX = {"expert_gating_func": 2}, {"expert_gating_func": 1}
+
+
+def model(path: Path, arch: str, fields: dict[str, object], tensors: tuple[str, ...] = ()) -> ModelFile:
+    """A file of a few keys."""
+    values = {name: np.ones((2, 2), np.float32) for name in ("token_embd.weight", *tensors)}
+    floats = {f"{arch}.{key}": (value, 6) if isinstance(value, float) else value for key, value in fields.items()}
+    return ModelFile(write_gguf(path / "m.gguf", floats, values, arch))
+
+
+@pytest.mark.parametrize(
+    ("arch", "fields", "config", "says"),
+    [
+        ("deepseek2", SIGMOID, {"scoring_func": "sigmoid"}, ""),
+        ("deepseek2", {}, {"scoring_func": "softmax"}, ""),
+        ("deepseek2", {}, {"scoring_func": "sigmoid"}, "is not in the file: llama.cpp takes softmax; config.json"),
+        ("glm4moe", {}, {"text_config": {"scoring_func": "sigmoid"}}, ""),
+        ("glm4moe", {}, {"score_func": "softmax"}, "is not in the file: llama.cpp takes sigmoid"),
+        ("deepseek2", SOFTMAX, {"scoring_func": "sigmoid"}, "is softmax; config.json has scoring_func = sigmoid"),
+        ("minimax-m2", {}, {"scoring_func": "sigmoid"}, ""),  # what llama.cpp then takes is not known
+        ("qwen3moe", SIGMOID, {"scoring_func": "softmax"}, ""),  # it reads no such key
+        ("deepseek2", {}, {"scoring_func": 7, "norm_topk_prob": None}, ""),
+        ("dots1", {"expert_weights_norm": True}, {"norm_topk_prob": True}, ""),
+        ("dots1", {}, {"norm_topk_prob": False, "routed_scaling_factor": 1.0}, ""),
+        ("dots1", {}, {"norm_topk_prob": True}, "is not in the file: llama.cpp takes False; config.json has norm_topk"),
+        ("dots1", {"expert_weights_scale": 2.5}, {"routed_scaling_factor": 2.5}, ""),
+        ("dots1", {}, {"routed_scaling_factor": 2.5}, "is not in the file: llama.cpp takes 1.0; config.json has"),
+        ("qwen3moe", {}, {"norm_topk_prob": True, "routed_scaling_factor": 2.5}, ""),
+    ],
+)  # fmt: skip
+def test_how_experts_are_chosen(tmp_path, arch, fields, config, says):
+    found = [*routing_oddities(model(tmp_path, arch, fields), config)]
+    assert [each.says[: len(says)] for each in found] == ([says] if says else [])
+
+
+POOL = "sentence_transformers.models."
+
+
+def modules(folder: Path, *kinds: str, mode: str = "lasttoken") -> Path:
+    """A checkpoint's modules, of which the second pools."""
+    paths = [f"{number}_{kind}" if number else "" for number, kind in enumerate(kinds)]
+    listed = [{"type": f"{POOL}{kind}", "path": path} for kind, path in zip(kinds, paths, strict=True)]
+    (folder / "modules.json").write_text(json.dumps(listed), "utf-8")
+    (folder / "1_Pooling").mkdir()
+    config = {f"pooling_mode_{each}": each == mode for each in ("mean_tokens", "cls_token", "lasttoken")}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensors", "mode", "dense", "says"),
+    [
+        ({"pooling_type": 3}, (), "lasttoken", 0, []),
+        ({"pooling_type": 1}, ("dense_2.weight",), "mean_tokens", 1, []),
+        ({"pooling_type": 2}, (), "max_tokens", 0, []),  # which llama.cpp does not know
+        ({"pooling_type": 1}, (), "lasttoken", 0, ["is mean; 1_Pooling/config.json has last token"]),
+        ({}, (), "cls_token", 0,
+         ["is not in the file: llama.cpp pools nothing; 1_Pooling/config.json has first token"]),
+        ({"pooling_type": 3}, ("dense_2.weight",), "lasttoken", 2,
+         ["is missing: 3_Dense of the checkpoint multiplies the pooled vector by a matrix"]),
+    ],
+)  # fmt: skip
+def test_how_a_vector_is_made(tmp_path, fields, tensors, mode, dense, says):
+    folder = modules(tmp_path, "Transformer", "Pooling", *["Dense"] * dense, mode=mode)
+    assert [each.says for each in module_oddities(model(tmp_path, "llama", fields, tensors), folder)] == says
+
+
+def test_modules_elsewhere_are_not_read(tmp_path):
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Pooling", "path": "../.."}]), "utf-8")
+    assert not [*module_oddities(model(tmp_path, "llama", {}), tmp_path)]
+    (tmp_path / "modules.json").write_text("[3]", "utf-8")
+    with pytest.raises(UserError, match=r"expected a list of modules"):
+        [*module_oddities(model(tmp_path, "llama", {}), tmp_path)]
+
+
+def test_keys_are_compared_where_no_table_knows_the_tensors(tmp_path):
+    file = model(tmp_path, "deepseek2", {})
+    folder = modules(tmp_path, "Transformer", "Pooling")
+    for config, verdict in (({"scoring_func": "softmax"}, "wrong"), ({}, "wrong")):
+        (folder / "config.json").write_text(json.dumps(config), "utf-8")
+        report = judge_weights(file.path, folder)
+        assert (report.verdict, [each.cause for each in report.findings]) == (verdict, ["pooling"])
+    (folder / "modules.json").unlink()
+    report = judge_weights(file.path, folder)
+    assert (report.verdict, report.findings) == ("unchecked", ())
+    assert "no table says how deepseek2's tensors are converted" in report.notes[0]
