@@ -11,40 +11,10 @@ import typer
 
 from llamadiff import plugins
 from llamadiff.cli import listings
+from llamadiff.cli import options as opt
 from llamadiff.cli.command import CI, MORE, START, Command
 from llamadiff.cli.inputs import RunOptions, prompt_or_trace, rules_of, settings_of, token_ids, two_traces
-from llamadiff.cli.options import (
-    Annotate,
-    Candidate,
-    Chat,
-    CheckCandidate,
-    CheckModel,
-    DiffModel,
-    Engine,
-    Expect,
-    Explain,
-    FailOn,
-    Force,
-    Jobs,
-    LlamaCpp,
-    MaxMean,
-    MaxTail,
-    Model,
-    NameMap,
-    Nodes,
-    NPredict,
-    Only,
-    Partial,
-    Prompt,
-    PromptOrTrace,
-    Sketch,
-    Steps,
-    Timeout,
-    Tokens,
-    Tolerance,
-    Update,
-    finish,
-)
+from llamadiff.cli.options import finish
 from llamadiff.cli.reports import Reports, with_reports, with_reports_of_several
 from llamadiff.system.collisions import Named, refuse_collisions, saved_files
 from llamadiff.system.errors import UserError
@@ -55,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def compare(
-    model: Model, prompt: PromptOrTrace = None, tokens: Tokens = None, chat: Chat = False, n_predict: NPredict = 0,
-    candidate: Candidate = None, steps: Steps = None, name_map: NameMap = None, timeout: Timeout = 600.0,
-    only: Only = None, partial: Partial = False, llama_cpp: LlamaCpp = None, engine: Engine = None,
-    explain: Explain = 0.0, tolerance: Tolerance = None, fail_on: FailOn = "wrong", expect: Expect = None, *,
-    reports: Reports,
+    model: opt.Model, prompt: opt.PromptOrTrace = None, tokens: opt.Tokens = None, chat: opt.Chat = False,
+    n_predict: opt.NPredict = 0, candidate: opt.Candidate = None, steps: opt.Steps = None, name_map: opt.NameMap = None,
+    timeout: opt.Timeout = 600.0, only: opt.Only = None, partial: opt.Partial = False, llama_cpp: opt.LlamaCpp = None,
+    engine: opt.Engine = None, explain: opt.Explain = 0.0, tolerance: opt.Tolerance = None,
+    fail_on: opt.FailOn = "wrong", expect: opt.Expect = None, *, reports: Reports,
 ) -> None:  # fmt: skip
     """Say which operation of an engine is wrong, and why."""
     prompt, candidate = prompt_or_trace(prompt, candidate)
@@ -103,9 +73,10 @@ def how_of(tolerance: Path | None, reports: Reports, engine: str | None = None, 
 
 
 def capture(
-    model: Model, output: Annotated[Path, typer.Option("-o", "--output", help="The trace to write.")],
-    prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, n_predict: NPredict = 0, only: Only = None,
-    llama_cpp: LlamaCpp = None, sketch: Sketch = False, nodes: Nodes = False, force: Force = False,
+    model: opt.Model, output: Annotated[Path, typer.Option("-o", "--output", help="The trace to write.")],
+    prompt: opt.Prompt = None, tokens: opt.Tokens = None, chat: opt.Chat = False, n_predict: opt.NPredict = 0,
+    only: opt.Only = None, llama_cpp: opt.LlamaCpp = None, sketch: opt.Sketch = False, nodes: opt.Nodes = False,
+    force: opt.Force = False,
 ) -> None:  # fmt: skip
     """Run llama.cpp, judge its values, and keep them."""
     from llamadiff.engines.run_spec import How
@@ -136,9 +107,9 @@ UnderTest = Annotated[Path, typer.Argument(help="The trace under test.")]
 
 
 def diff(
-    baseline: Baseline, candidate: UnderTest, model: DiffModel = None, explain: Explain = 0.0,
-    partial: Partial = False, expect: Expect = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong",
-    *, reports: Reports,
+    baseline: Baseline, candidate: UnderTest, model: opt.DiffModel = None, explain: opt.Explain = 0.0,
+    partial: opt.Partial = False, expect: opt.Expect = None, tolerance: opt.Tolerance = None,
+    fail_on: opt.FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
     """Compare two traces; with --model, judge every op."""
     from llamadiff.verbs import verbs
@@ -153,10 +124,11 @@ def diff(
 
 def check(
     paths: Annotated[list[Path], typer.Argument(help="Recorded traces, or directories of them.")],
-    model: CheckModel = None, candidate: CheckCandidate = None, name_map: NameMap = None, timeout: Timeout = 600.0,
-    jobs: Jobs = 0, partial: Partial = False, max_mean_kl: MaxMean = None, max_p99_kl: MaxTail = None,
-    tolerance: Tolerance = None, fail_on: FailOn = "wrong", annotate: Annotate = False, update: Update = False,
-    force: Force = False, *, reports: Reports,
+    model: opt.CheckModel = None, candidate: opt.CheckCandidate = None, name_map: opt.NameMap = None,
+    timeout: opt.Timeout = 600.0, jobs: opt.Jobs = 0, partial: opt.Partial = False,
+    max_mean_kl: opt.MaxMean = None, max_p99_kl: opt.MaxTail = None, tolerance: opt.Tolerance = None,
+    fail_on: opt.FailOn = "wrong", annotate: opt.Annotate = False, update: opt.Update = False, force: opt.Force = False,
+    *, reports: Reports,
 ) -> None:  # fmt: skip
     """Check kept traces, or your engine on their tokens.
 
@@ -189,7 +161,7 @@ def _update(traces: Sequence[Path], model: Path | None, candidate: str | None, r
     finish(verdict, "wrong")
 
 
-def demo(llama_cpp: LlamaCpp = None) -> None:
+def demo(llama_cpp: opt.LlamaCpp = None) -> None:
     """Compare the shipped model, right, then with a bug."""
     from llamadiff.report.terminal.report import say
     from llamadiff.verbs import demo as shipped

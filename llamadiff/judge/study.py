@@ -28,7 +28,8 @@ class Assumed:
 
     ``roundings`` are those by which it is judged, ``own`` those among them that are not ggml's; ``draws``: samples of
     what 16 bits do; ``records``: taps that it computed rightly and wrote down wrongly; ``cache``: the type of K and V
-    (empty: what it states); ``compute``: its arithmetic, likewise.
+    (empty: what it states); ``compute``: its arithmetic, likewise; ``slips``: what is wrong with its recording, in
+    words, and put right in ``trace``.
     """
 
     trace: Trace | None
@@ -40,6 +41,7 @@ class Assumed:
     records: tuple[str, ...] = ()
     cache: str = ""
     compute: str = ""
+    slips: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from llamadiff.candidates.source import FOUND_MAP
 from llamadiff.engines.batches import batches_of, in_batches_of
 from llamadiff.engines.model_file import Runnable, check_same_model
 from llamadiff.engines.run_spec import Gate, How
-from llamadiff.judge.preflight.checks import Check, check_runnable, check_same_run, given_rightly, preflight
+from llamadiff.judge.preflight.checks import RECORDING, Check, check_runnable, check_same_run, given_rightly, preflight
 from llamadiff.judge.preflight.shapes import drop_misshapen, misfit_checks, steps_when_misfit
 from llamadiff.judge.run import Passes, run_passes
 from llamadiff.judge.statistics import statistics_check
@@ -69,7 +69,8 @@ def judge(
     stated, between = statistics_check(study.passes.findings)
     ran = time.perf_counter()
     diagnosis = (plugins.ask_first(lambda each: each.causes(bench, study)) if how.diagnose else None) or ()
-    judged = _summarize(model, baseline, study, (*checks, *stated), diagnosis, how)
+    slips = [Check(RECORDING, of_unjudged(), slip) for slip in study.assumed.slips]
+    judged = _summarize(model, baseline, study, (*checks, *slips, *stated), diagnosis, how)
     judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})
     judged = by_the_original(judged, original) if original is not None else judged
     sides, ruling = _sides(model, baseline, study.assumed.trace), _rule(judged)

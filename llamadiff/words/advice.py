@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from llamadiff.judge.fact import ROUNDINGS
+from llamadiff.judge.preflight.checks import RECORDING
 from llamadiff.judge.verdict import UNCHECKED, WRONG, is_right
 from llamadiff.result.comparison import Judged
 from llamadiff.result.diagnosis import Diagnosis
@@ -30,11 +31,7 @@ _LOOK_AT = {
 
 
 def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[str] = ()) -> tuple[str, ...]:
-    """What a reader should do now.
-
-    ``between``: the taps of which statistics say that one
-    is wrong.
-    """
+    """What a reader should do now; ``between``: the taps of which statistics say that one is wrong."""
     rows, diagnosis = judged.rows, judged.diagnosis
     wrong = [row for row in rows if row.verdict == WRONG]
     first = leading_row(wrong, diagnosis)
@@ -45,6 +42,8 @@ def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[
             "compare the model without --candidate: that names what the baseline does there, and shows both values",
             "run llamadiff doctor: it says how this llama.cpp was built, and whether its settings are known to be bad",
         )
+    if first is None and any(check.name == RECORDING for check in judged.preflight):
+        return ("record each tap under the name of what it holds, and compare again",)
     if first is None:
         lacking = unjudged.steps_when_lacking(judged.coverage) if judged.coverage is not None else ()
         gaps = (*lacking, *unjudged.step_when_unjudgeable(rows, judged.origin), *_steps_when_unclear(rows))

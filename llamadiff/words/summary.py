@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from llamadiff.judge.preflight.checks import Check
+from llamadiff.judge.preflight.checks import RECORDING, Check
 from llamadiff.judge.preflight.shapes import SHAPES
 from llamadiff.judge.statistics import CHECK as STATISTICS
 from llamadiff.judge.verdict import MATCH, NOISE, UNCHECKED, WRONG
@@ -28,6 +28,9 @@ def summarize(verdict: str, sides: Sides, judged: Judged) -> Message:
     failed = [check for check in judged.preflight if check.verdict == WRONG]
     if failed:
         said = said.with_headline(_before_the_layers(failed))
+    slips = [check.found for check in judged.preflight if check.name == RECORDING]
+    first, *more = (said.headline, *slips) if verdict == WRONG else (*slips, said.headline)
+    said = Message(first, (*more, *said.clauses))
     return said.plus(
         *_decode_steps(judged.rows, sides),
         *_unread(judged.only_engine_read, sides.baseline),
@@ -77,7 +80,7 @@ def _unread(names: Sequence[str], baseline: Mapping[str, Any]) -> Iterator[str]:
 
 def _unsure(checks: Sequence[Check]) -> Iterator[str]:
     for check in checks:
-        if check.verdict == UNCHECKED and check.name != STATISTICS:
+        if check.verdict == UNCHECKED and check.name not in (STATISTICS, RECORDING):
             yield f"{check.name} could not be checked: {check.found}"
 
 

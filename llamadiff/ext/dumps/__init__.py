@@ -1,4 +1,4 @@
-"""What engines print and call otherwise: debug logs, and names that are found by their values."""
+"""What engines print and call otherwise: debug logs, names found by values, taps that hold others."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from llamadiff.candidates.name_map import Map
     from llamadiff.candidates.pieces import Piece, Unread
     from llamadiff.engines.model_file import Runnable
+    from llamadiff.judge.study import Look
 
 
 class Dumps(Slice):
-    """What engines print and call otherwise: debug logs, and names that are found by their values."""
+    """What engines print and call otherwise: debug logs, names found by values, taps that hold others."""
 
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.dumps.log",)
@@ -25,6 +26,11 @@ class Dumps(Slice):
         from llamadiff.ext.dumps.by_value import map_by_values
 
         return map_by_values(pieces, model, tokens)
+
+    def looks(self) -> Sequence[Look]:
+        from llamadiff.ext.dumps.misplaced import find_misplaced
+
+        return (find_misplaced,)
 
 
 slice_ = Dumps()

@@ -26,6 +26,7 @@ from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import WEIGHTS
 
 Array = NDArray[Any]
+RECORDING = "recording"
 OTHER_TOKENS = "the candidate ran other tokens: "
 
 

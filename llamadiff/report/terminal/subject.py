@@ -11,6 +11,7 @@ from rich.text import Text
 
 from llamadiff.engines.reference_model import ENGINE
 from llamadiff.engines.select import NUMPY, EngineUsed
+from llamadiff.judge.preflight.checks import RECORDING
 from llamadiff.judge.verdict import MATCH, WRONG
 from llamadiff.report.facts import model_facts, run_fact, side_facts
 from llamadiff.report.terminal.page import LABEL, PROSE, Page
@@ -57,7 +58,8 @@ def _engine(page: Page, engine: EngineUsed, whose: str) -> str:
 def put_preflight(page: Page, comparison: Comparison, full: bool) -> None:
     """Print what failed before the layers, beyond what the headline says; in a full report, how much was right."""
     failed = [check for check in comparison.preflight if check.verdict == WRONG]
-    bad = [check for check in comparison.preflight if check.verdict != MATCH and check not in failed[:1]]
+    said = (*failed[:1], *(check for check in comparison.preflight if check.name == RECORDING))
+    bad = [check for check in comparison.preflight if check.verdict != MATCH and check not in said]
     for check in bad[: len(bad) if full else _FEW_CHECKS]:
         line = f"{check.verdict.upper()}  {page.data(check.name, 60)}: {page.data(check.found, 1000)}"
         page.print_labelled("before", line)
