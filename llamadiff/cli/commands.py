@@ -15,7 +15,7 @@ from llamadiff.cli import options as opt
 from llamadiff.cli.command import CI, MORE, START, Command
 from llamadiff.cli.inputs import RunOptions, prompt_or_trace, rules_of, settings_of, token_ids, two_traces
 from llamadiff.cli.options import finish
-from llamadiff.cli.reports import Reports, with_reports, with_reports_of_several
+from llamadiff.cli.reports import Reports, refuse_report, with_reports, with_reports_of_several
 from llamadiff.system.collisions import Named, refuse_collisions, saved_files
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import make_room
@@ -73,7 +73,7 @@ def how_of(tolerance: Path | None, reports: Reports, engine: str | None = None, 
 
 
 def capture(
-    model: opt.Model, output: Annotated[Path, typer.Option("-o", "--output", help="The trace to write.")],
+    model: opt.Model, output: Annotated[Path, typer.Option("-o", "--output", help="The trace to write: FILE.safetensors.")],
     prompt: opt.Prompt = None, tokens: opt.Tokens = None, chat: opt.Chat = False, n_predict: opt.NPredict = 0,
     only: opt.Only = None, llama_cpp: opt.LlamaCpp = None, sketch: opt.Sketch = False, nodes: opt.Nodes = False,
     force: opt.Force = False,
@@ -85,6 +85,7 @@ def capture(
 
     asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp, only)
     refuse_collisions([("the model", model), *asked.files], [("--output", output)])
+    refuse_report(output)
     run = asked.run()
     make_room(output, force)
     with _progress() as progress:

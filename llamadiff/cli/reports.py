@@ -16,7 +16,7 @@ import typer
 from llamadiff.report.formats import About, Format, formats, of_several
 from llamadiff.system.collisions import STANDARD_OUTPUT, Named
 from llamadiff.system.errors import UserError
-from llamadiff.system.output import add_text, check_text_target, encode, write_text
+from llamadiff.system.output import add_text, check_text_target, encode, make_room, write_text
 
 if TYPE_CHECKING:
     from llamadiff.result.comparison import Comparison
@@ -46,6 +46,7 @@ class Reports:
         targets = [_target(text, formats) for text in texts if text not in folders]
         for _, file in targets:
             if file != STANDARD_OUTPUT:
+                make_room(Path(file), force=True)
                 check_text_target(Path(file))
         return cls(targets, Path(folders[-1]) if folders else None, full)
 
@@ -114,6 +115,16 @@ def _target(text: str, formats: Sequence[Format]) -> tuple[Format, str]:
     endings = ", ".join(ending for form in formats for ending in form.endings[:1])
     names = " or ".join(f"{form.name}:FILE" for form in formats)
     raise UserError(f"-o {text[:80]}: expected a name that ends in {endings}; or {names}, where - is standard output")
+
+
+def refuse_report(output: Path) -> None:
+    """Raise UserError for the name of a trace that ends as a report's does."""
+    ending = next((each for form in formats() for each in form.endings if output.name.endswith(each)), None)
+    if ending is not None:
+        raise UserError(
+            f"-o {output}: {ending} is a report's ending, and this writes a trace; "
+            f"give a name that ends in .safetensors, or compare -o {output} for the report"
+        )
 
 
 def _write_report(form: Format, target: str, text: str) -> None:

@@ -328,10 +328,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "candidate cut": (("compare", "good.gguf", "--candidate", "cut.safetensors"), ("cut.safetensors: not a readable",)),
     "candidate of words": (
         ("compare", "good.gguf", "--candidate", "notes.txt"), ("notes.txt: the log states no token ids",)),
-    "json nowhere": ((*DIFF, "-o", "json:no/r.json"), ("no/r.json: cannot be written", "not a directory")),
+    "a trace as a report": (
+        ("capture", "good.gguf", *IDS, "-o", "a.json"), (".json is a report's ending", "ends in .safetensors")),
     "json a directory": ((*DIFF, "-o", "json:."), ("is a directory",)),
     "json in a file": ((*DIFF, "-o", "json:notes.txt/r.json"), ("cannot be written",)),
-    "csv nowhere": ((*DIFF, "-o", "csv:no/r.csv"), ("no/r.csv: cannot be written",)),
     "save in a file": ((*COMPARE, "-o", "notes.txt/kept/"), ("notes.txt/kept: cannot be made",)),
     "save on a file": ((*COMPARE, "-o", "notes.txt/"), ("notes.txt: cannot be made",)),
     "output nowhere": (("capture", "good.gguf", *IDS, "-o", "notes.txt/t.st"), ("notes.txt/t.st: cannot be written",)),
@@ -428,7 +428,7 @@ def test_refused_in_one_line(name: str, here: Callable[..., Run]) -> None:
 
 # of each way to be refused one: by the command line, a file, llama.cpp, its death, a limit, an output, foreign letters
 BY_PROCESSES = (
-    "unknown option", "a cut model", "llama.cpp refuses", "llama.cpp aborts", "ids file endless", "json nowhere",
+    "unknown option", "a cut model", "llama.cpp refuses", "llama.cpp aborts", "ids file endless", "a trace as a report",
     "prompt of stray bytes", "markup and control characters", "tolerance a pipe",
 )  # fmt: skip
 

@@ -281,7 +281,7 @@ def result(small_model, faulty):
 def test_every_format_is_an_option_and_writes_a_report(form, result, small_model, faulty, tmp_path):
     text = form.text(result, About(("llamadiff", "compare")))
     assert "Qcur_rope-0" in text
-    target = tmp_path / "report"
+    target = tmp_path / "made" / "of it" / "report"
     done = run("compare", small_model(), faulty, "-o", f"{form.name}:{target}")
     assert done.returncode == 1, done.stderr
     assert "Qcur_rope-0" in target.read_text("utf-8")

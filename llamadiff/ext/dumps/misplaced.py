@@ -109,6 +109,8 @@ def _places_of(model: Runnable, baseline: Trace, trace: Trace) -> dict[str, _Pla
         place = _place_of(name, own, by_shape.get(own.shape, {}), trace)
         if place is not None:
             found[name] = place
+    if LOGITS in found and sum(place.step == found[LOGITS].step for place in found.values()) == 1:
+        del found[LOGITS]  # nothing is computed from them that could show how they were meant
     return _with_followers(found, trace, unasked)
 
 

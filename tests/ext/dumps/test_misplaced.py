@@ -134,7 +134,7 @@ def test_behind_a_slip_a_bug_is_found(path, judged):
     ("bug", "kept"),
     [("embedding: row before", ()), ("embedding: next row", ()), ("embedding: row 0 for all", OUTPUTS),
      ("norm: none at all", ()), ("norm: none at the end", ()), ("no residual", ("l_out-",)), ("no residual", ()),
-     ("other layer: FFN", ()), ("K and V swapped", ()), ("Q to halves", ())],
+     ("other layer: FFN", ()), ("K and V swapped", ()), ("Q to halves", ()), ("logits a row late", ())],
 )  # fmt: skip
 def test_a_bug_is_no_slip(bug, kept, path, found):
     faulty = record_faulty(BUGS[bug], path)
