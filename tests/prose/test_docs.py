@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from places import ROOT
 from tools import tables
 
 from llamadiff import plugins
+from llamadiff.cli.app import app
 
 PAGES = [
     ROOT / name for name in (
@@ -21,6 +27,7 @@ PAGES = [
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
 LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)]*)?\)")
 HEADING = re.compile("^#+ (.*)$", re.MULTILINE)
+CODE = re.compile(r"^(?:    |\$ )(.*)$|`([^`\n]+)`", re.MULTILINE)
 
 
 def table(section: str) -> list[list[str]]:
@@ -112,3 +119,40 @@ def test_targets_that_are_named_exist(page: Path) -> None:
     targets = set(re.findall("^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     named = re.findall("(?:`|^ {4})make ([a-z-]+)", page.read_text("utf-8"), re.MULTILINE)
     assert set(named) <= targets
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every command line of llamadiff's that a page shows, behind its first word."""
+    for block, span in CODE.findall(page.read_text("utf-8")):
+        called = re.search(r"(?:^|/|=\S+ )llamadiff (.*)", block or span)
+        if called:
+            line = called[1].partition("   ")[0]  # a remark stands further right
+            yield shlex.split(line.replace("'s ", " ").rstrip("\\"), comments=True)
+
+
+def shown_options(words: list[str]) -> Iterator[str]:
+    for word in words:
+        if word == "--":
+            return
+        if word.startswith("--"):
+            yield word.partition("=")[0]
+
+
+@cache
+def options() -> dict[str, set[str]]:
+    """Those of every command."""
+    group: Any = typer.main.get_command(app)
+    return {name: {each for of in one.params for each in of.opts} for name, one in group.commands.items()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_that_are_shown_have_these_options(page: Path) -> None:
+    for command, *words in commands(page):
+        if command.isalpha() and command.islower():
+            assert {*shown_options(words)} <= options()[command], (command, words)
+
+
+def test_the_commands_that_run_llama_cpp_are_all_named() -> None:
+    text = (ROOT / "docs" / "llama-cpp.md").read_text("utf-8").split("`--llama-cpp` is an option of")[1].split(". ")[0]
+    having = {name for name, its in options().items() if "--llama-cpp" in its}
+    assert {*re.findall("`([a-z]+)`", text)} == having - {"watch"}  # what it has of it is said on its own page
