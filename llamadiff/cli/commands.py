@@ -73,7 +73,8 @@ def how_of(tolerance: Path | None, reports: Reports, engine: str | None = None, 
 
 
 def capture(
-    model: opt.Model, output: Annotated[Path, typer.Option("-o", "--output", help="The trace to write: FILE.safetensors.")],
+    model: opt.Model,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The trace to write: FILE.safetensors.")],
     prompt: opt.Prompt = None, tokens: opt.Tokens = None, chat: opt.Chat = False, n_predict: opt.NPredict = 0,
     only: opt.Only = None, llama_cpp: opt.LlamaCpp = None, sketch: opt.Sketch = False, nodes: opt.Nodes = False,
     force: opt.Force = False,
