@@ -146,6 +146,17 @@ def test_a_right_engine_is_right(small_model, recorded):
     assert max(row.ratio_to_noise or 0 for row in result.rows) < at_most(4)
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(0.125, "match"), (0.3, "wrong")])
+def test_a_choice_that_cancels_is_known_without_the_baselines_tensors(factor, verdict, small_model, recorded):
+    """The attention scale is in Q; another factor is no choice."""
+    own = record(Engine(small_model("llama")), TOKENS, "my engine")
+    scaled = {name: own[name] * np.float32(factor if name.startswith(("Qcur_rope", "kq-")) else 1) for name in own}
+    candidate = Trace(own.info, scaled, dict(own.dtypes))
+    result = check(recorded("llama"), small_model("llama"), How(diagnose=False), candidate)
+    assert result.verdict == verdict
+    assert len(result.manner.choices) == (verdict == "match")
+
+
 def test_captures_of_the_shipped_model_are_small(tmp_path):
     """And still catch a bug: of the demonstration's model, all three runs in less than 50 kB."""
     sizes = []

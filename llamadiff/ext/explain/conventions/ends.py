@@ -71,7 +71,7 @@ def _kinds(source: Source, finding: Finding) -> frozenset[str]:
 
 
 def _open(source: Source, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """The ends of spans of which most rows are not exact: one of each of the first layers, and of the head."""
+    """The ends of spans with most rows not exact: one each of the first layers that have any, and of the head."""
     seen = set[int | None]()
     for finding in findings:
         local, layer = finding.local.get(source.name), finding.tap.layer

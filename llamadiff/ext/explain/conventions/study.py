@@ -5,7 +5,9 @@ roundings that no policy has.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from llamadiff.engines.model_file import Runnable
@@ -19,6 +21,10 @@ from llamadiff.judge.settings import settings_of
 from llamadiff.judge.study import Bench, Study
 from llamadiff.numerics.arithmetic import COMPUTES
 from llamadiff.numerics.policies import F32
+from llamadiff.numerics.rounding_tap import Carrier
+from llamadiff.trace.reader import Trace
+
+Array = NDArray[Any]
 
 WORK = 1e10  # multiply-adds to ask whether a rounding is a known bug
 WORSE = 10.0  # how many times the error that a tap had is too much where a choice is undone
@@ -48,7 +54,8 @@ def choices(bench: Bench, study: Study) -> Study | None:
     assumed, wrong = study.assumed, study.passes.wrong("candidate")
     words = {tap.kind.word for tap in wrong.values()}
     assert assumed.trace is not None
-    found = suspected(bench.model, bench.baseline, assumed.trace, words)
+    right = bench.baseline if bench.baseline.sketch is None else _first_layer(bench)
+    found = suspected(bench.model, right, assumed.trace, words)
     for some in (found, *([choice] for choice in found if len(found) > 1)):
         if some:
             plain = without(some, bench.model, assumed.trace)
@@ -56,6 +63,27 @@ def choices(bench: Bench, study: Study) -> Study | None:
             if again.passes.wrong("candidate").keys() < wrong.keys() and not is_worse(again.passes, study.passes):
                 return again
     return None
+
+
+class _Recorder(Carrier):
+    """Keeps what the engine computes in float32."""
+
+    def __init__(self) -> None:
+        super().__init__([(F32, {})])
+        self.arrays: dict[str, Array] = {}
+
+    def __call__(self, name: str, x: Array) -> Array:
+        self.arrays[name] = x[0].copy()
+        return x
+
+
+def _first_layer(bench: Bench) -> Trace:
+    """What the engine computes up to the end of the first layer: for a baseline that keeps no tensors."""
+    info, recorder = bench.baseline.info, _Recorder()
+    step = bench.model.engine.step(info.tokens, info.positions, tap=recorder)
+    begin, layer = bench.model.parts(info.tokens)[:2]
+    layer.run(begin.run(None, step), step)
+    return Trace(info, recorder.arrays, dict.fromkeys(recorder.arrays, "F32"))
 
 
 def is_worse(again: Passes, before: Passes) -> bool:
