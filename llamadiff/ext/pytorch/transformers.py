@@ -102,7 +102,7 @@ def loaded(path: Path, kind: str, sizes: Mapping[str, int]) -> Any:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    folder, options = (path, {}) if path.is_dir() else (path.resolve().parent, {"gguf_file": path.name})
+    folder, options = (path, {}) if path.is_dir() else (path.absolute().parent, {"gguf_file": path.name})
     quiet = redirect_stderr(io.StringIO())  # its progress bars know no other way to be silent
     local = {"local_files_only": True, "trust_remote_code": False, **options}
     try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from models.small import write_model
 from optional import needs
 
 from llamadiff import UserError, compare
+from llamadiff.engines.reference_model import Model
+from llamadiff.ext.pytorch.transformers import loaded
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.trace.taps import parse
 
@@ -69,3 +73,24 @@ def test_what_is_no_model_is_said(spec, small_model):
 def test_what_cannot_be_loaded_is_said(small_model):
     with pytest.raises(UserError, match="cannot load it"):
         compare(small_model(), TOKENS, candidate="transformers:.")
+
+
+@needs("torch", "transformers")
+@pytest.mark.parametrize("of", ["a file", "a checkpoint"])
+def test_what_links_lead_to_is_loaded(of, small_model, tmp_path):
+    """As Hugging Face's cache has it: names are links, to files that are named by their hashes."""
+    import transformers
+
+    snapshot, blobs = tmp_path / "snapshot", tmp_path / "blobs"
+    if of == "a file":
+        blobs.mkdir()
+        shutil.copy(small_model("llama"), blobs / "model.gguf")
+    else:
+        shape = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=96, **shape))
+        model.save_pretrained(blobs)
+    snapshot.mkdir()
+    for number, path in enumerate(sorted(blobs.iterdir())):
+        (snapshot / path.name).symlink_to(path.rename(path.with_name(f"{number:064x}")))
+    found = loaded(snapshot / "model.gguf" if of == "a file" else snapshot, "f32", Model(small_model("llama")).sizes)
+    assert found.config.model_type == "llama"
