@@ -33,6 +33,19 @@ Row = Mapping[int, float]  # token id -> log-probability
 
 
 @dataclass(frozen=True)
+class Probe:
+    """One more request: ``how`` it was asked, the ids, what follows the first n, and ``before``: prompts asked before.
+
+    Of those, and of prompts that are asked at once, a server's cache may hold something.
+    """
+
+    how: str
+    tokens: tuple[int, ...]
+    rows: Mapping[int, Row]
+    before: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
 class Answers:
     """What a server said about one prompt.
 
@@ -41,7 +54,8 @@ class Answers:
     for ``by_ids``, or by the texts of these. ``whole``: what follows the prompt, asked for as text, or as a chat.
     ``prompt_tokens`` are the ids that the server says the text has, ``prompt_count`` how many. ``about``: what it says
     of its model; ``unnamed``: the rows in which it named tokens in a way that fits none of the vocabulary, or several.
-    ``text`` is the prompt as text, as the file's template wrote it where a user's ``turn`` was asked for.
+    ``text`` is the prompt as text, as the file's template wrote it where a user's ``turn`` was asked for. ``probes``:
+    what it said after other requests and beside them; ``unasked``: why some of that is missing.
     """
 
     name: str
@@ -57,6 +71,8 @@ class Answers:
     unnamed: tuple[int, ...] = ()
     text: str | None = None
     turn: str | None = None
+    probes: tuple[Probe, ...] = ()
+    unasked: str = ""
 
     @property
     def decimals(self) -> int | None:
@@ -75,11 +91,21 @@ class Answers:
             return None if row is None else [[token, value] for token, value in row.items()]
 
         said = {**vars(self), "rows": {str(n): told(row) for n, row in self.rows.items()}, "whole": told(self.whole)}
-        return {"schema": SCHEMA, **said}
+        probes = [{**vars(each), "rows": {str(n): told(row) for n, row in each.rows.items()}} for each in self.probes]
+        return {"schema": SCHEMA, **said, "probes": probes}
 
 
 _Row = tuple[tuple[Id, Annotated[float, Meta(gt=RULED_OUT, le=CERTAIN)]], ...]
 _Ids = tuple[Id, ...]
+
+
+class _KeptProbe(Struct):
+    """One probe, as a file has it."""
+
+    how: str
+    tokens: _Ids
+    rows: dict[int, _Row]
+    before: tuple[_Ids, ...] = ()
 
 
 class _Kept(Struct):
@@ -98,6 +124,8 @@ class _Kept(Struct):
     unnamed: _Ids
     text: str | None
     turn: str | None
+    probes: tuple[_KeptProbe, ...] = ()
+    unasked: str = "they were kept by an earlier version"
 
 
 def read_answers(path: Path) -> Answers:
@@ -107,7 +135,11 @@ def read_answers(path: Path) -> Answers:
         raise UserError(f"{path}: is no file of a server's answers; this version reads {SCHEMA!r}")
     kept = convert(data, _Kept, f"{path}: is damaged", AGAIN)
     rows = {n: dict(convert(row, _Row, f"{path}: is damaged: row {n}", AGAIN)) for n, row in kept.rows.items()}
-    found = Answers(**{**structs.asdict(kept), "rows": rows, "whole": None if kept.whole is None else dict(kept.whole)})
+    probes = tuple(Probe(p.how, p.tokens, {n: dict(row) for n, row in p.rows.items()}, p.before) for p in kept.probes)
+    whole = None if kept.whole is None else dict(kept.whole)
+    found = Answers(**{**structs.asdict(kept), "rows": rows, "whole": whole, "probes": probes})
+    if any(not 0 < n <= len(each.tokens) for each in probes for n in each.rows):
+        raise UserError(f"{path}: a probe has entries past its tokens; {AGAIN}")
     if not found.tokens or not 0 < found.n_prefill <= len(found.tokens):
         raise UserError(f"{path}: n_prefill is {found.n_prefill} of {len(found.tokens)} tokens; {AGAIN}")
     if any(not 0 < n <= len(found.tokens) for n in found.rows):

@@ -7,7 +7,8 @@ of several models.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from llamadiff.ext.prompt.http import RefusedError, Server, is_server
 from llamadiff.ext.prompt.tokenizer import Tokenizer
 from llamadiff.ext.server.answers import SUFFIX, Answers, Next, Reader, Row, read_answers
 from llamadiff.ext.server.apis import Api, api_of
+from llamadiff.ext.server.history import probe
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 from llamadiff.system.progress import Progress
@@ -89,6 +91,15 @@ def ask(spec: str, question: Question, patience: float, progress: Progress) -> A
         size = question.model.weights.shape("token_embd.weight")[0]
         api = api_of(server, model, Reader(server.name, question.model.vocabulary, size))
         found = _Interview(server.name, api, question, progress).held()
+
+        @contextmanager
+        def another() -> Iterator[Api]:
+            with Server(address, patience, progress) as own:
+                yield api_of(own, model, Reader(own.name, question.model.vocabulary, size))
+
+        why = "" if found.by_ids else "it takes texts alone, and no token ids"
+        probes, unasked = probe(api, another, question.tokens[: question.n_prefill], progress) if not why else ((), why)
+        found = replace(found, probes=probes, unasked=unasked)
     if not any(len(row) >= LEAST for row in found.rows.values()):
         raise UserError(
             f"{server.name}: gives no log-probabilities of next tokens, which is all that a server can be judged by; "

@@ -36,8 +36,9 @@ from llamadiff.ext.prompt.http import is_server
 from llamadiff.ext.prompt.tokenizer import Tokenizer
 from llamadiff.ext.prompt.tokens.changes import Change, changed, changes_of
 from llamadiff.ext.server import words
-from llamadiff.ext.server.answers import FEW_DIGITS, SUFFIX, Answers, Row
+from llamadiff.ext.server.answers import FEW_DIGITS, SUFFIX, Answers, Probe, Row
 from llamadiff.ext.server.candidate import LEAST, Question, answers_in, as_trace, ask, chosen
+from llamadiff.ext.server.history import mixtures
 from llamadiff.ext.server.words import Found
 from llamadiff.ext.state.variation import PREFIX, varied
 from llamadiff.judge.preflight.checks import OTHER_TOKENS, tokens_apart, where_apart
@@ -151,6 +152,7 @@ class _Case:
         self.llama, self.answers, self.how = llama, answers, replace(how, partial=True)
         self.rows = {size: row for size, row in answers.rows.items() if len(row) >= LEAST}
         self.seen = words.shown(answers.most, len(self.rows), len(answers.tokens))
+        self.past = words.asked_of_its_past([each.how for each in answers.probes], answers.unasked)
 
     @cached_property
     def _trials(self) -> Iterator[object]:
@@ -169,20 +171,20 @@ class _Case:
         found = None if right else self._other_settings(SETTINGS[:USUAL])
         tokens = self._other_tokens(right or found is not None)
         if tokens is not None and (right or found is not None or not self.answers.by_ids):
-            return words.explain_server_verdict(result, tokens, self.seen)
+            return words.explain_server_verdict(result, tokens, self.seen, self.past)
         if found is None and result.verdict == UNCHECKED:
             found = self._as_near_as_ways()
-        found = self._left_out() if right else found or self._explained()
+        found = self._of_its_past() or self._left_out() if right else found or self._explained()
         if found is not None and found.spec:
             result = self._result(quick, found.spec)
             right = result.verdict != WRONG
         if found is not None and (right or not found.spec):
             return words.explain_server_verdict(
-                result, tokens if found.is_right and tokens is not None else found, self.seen
+                result, tokens if found.is_right and tokens is not None else found, self.seen, self.past
             )
         if not right:
             result = self._result(replace(self.how, thorough=True))
-        return words.explain_server_verdict(result, None, self.seen)
+        return words.explain_server_verdict(result, None, self.seen, self.past)
 
     def _result(self, how: How, spec: str = "") -> Comparison:
         """The judgement of the answers, by an engine that runs with settings."""
@@ -239,6 +241,35 @@ class _Case:
         if right if not answers.by_ids else n in self.rows and self._are_one(whole, self.rows[n]):
             return None
         return self._tried_tokens(prompt, whole)
+
+    # -- what it was asked before --------------------------------------------------------------------------------------
+
+    def _of_its_past(self) -> Found | None:
+        """An answer that is another one after other requests, or beside them."""
+        usual = max(_apart({size: row}, self._plain) for size, row in self.rows.items())
+        allowed = max(LIKELY * usual, self._noise, EXACT)
+        for asked in self.answers.probes:
+            rows = {size: row for size, row in asked.rows.items() if len(row) >= LEAST}
+            right = self._right_of(asked.tokens) if rows else self._plain
+            for size, row in rows.items():
+                off = _apart({size: row}, right)
+                if off > allowed:
+                    self.how.progress(f"trying what it may have kept, asked {asked.how}")
+                    cause = self._kept(asked, size, row, off)
+                    return words.of_its_past(asked.how, size, len(asked.tokens), (off, allowed), cause)
+        return None
+
+    def _right_of(self, ids: Sequence[int]) -> Array:
+        """llama.cpp's logits of ids, which may be the first of those that it was run with."""
+        known = tuple(ids) == self.answers.tokens[: len(ids)]
+        return self._plain if known else self.llama.logits(ids)
+
+    def _kept(self, asked: Probe, size: int, row: Row, off: float) -> str:
+        """In words: what of earlier requests llama.cpp must see to say what the server said; "" if none is known."""
+        for _, (what, ids) in zip(self._trials, mixtures(asked, size), strict=False):
+            if _apart({len(ids): row}, self.llama.logits(ids)) <= EXPLAINS * off:
+                return what
+        return ""
 
     def _are_one(self, row: Row, other: Row) -> bool:
         """Whether two rows of one server are the same, but for rounding: of what both have."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from llamadiff.ext.server.history import HOWS
 from llamadiff.judge.preflight.checks import Check
 from llamadiff.judge.verdict import UNCHECKED, is_right, of_answers, of_check
 from llamadiff.result.comparison import Comparison
@@ -124,8 +125,35 @@ def shown(most: int, rows: int, tokens: int) -> str:
     return f"as far as {most} log-probabilities of {of} show" + (f" (of {tokens} tokens)" if rows < tokens else "")
 
 
-def explain_server_verdict(result: Comparison, found: Found | None, seen: str) -> Comparison:
-    """A judgement of what a server said, under what explains it; nothing is said of taps, which no server has."""
+def asked_of_its_past(hows: Sequence[str], unasked: str) -> str:
+    """What was asked after other requests and beside them, and is right; what was not, and why."""
+    asked = [*dict.fromkeys(hows)]
+    says = f"asked {', '.join(asked)}: it says the same" if asked else ""
+    left = f"was not asked {', '.join(how for how in HOWS if how not in asked)}: {unasked}" if unasked else ""
+    return "; it ".join(filter(None, [says, left])) if says else f"it {left}" if left else ""
+
+
+def of_its_past(how: str, size: int, tokens: int, apart: tuple[float, float], cause: str) -> Found:
+    """An answer that depends on other requests: after ``size`` of a probe's tokens; how far it is off, and may be."""
+    where = f" (after {size} of {tokens} tokens)" if size < tokens else ""
+    says = (
+        f"the server's answers depend on what else it is asked: asked {how}{where} it is off by an NMSE of "
+        f"{apart[0]:.1e}, where {apart[1]:.1e} is rounding, and asked in order it is right"
+    )
+    return Found(f"{says}: {cause}" if cause else says, KEEPS, check="cache")
+
+
+KEEPS = (
+    "look at what it keeps of earlier requests: compare token ids, drop all that follows the last one that agrees (of "
+    "rejected drafts, too), and give each request a cache of its own"
+)
+
+
+def explain_server_verdict(result: Comparison, found: Found | None, seen: str, past: str = "") -> Comparison:
+    """A judgement of what a server said, under what explains it; nothing is said of taps, which no server has.
+
+    ``past``: what it was asked after other requests, where that is right.
+    """
     result = replace(result, missing=())
     if found is not None and not found.is_right:
         check = Check(found.check, of_check(found), found.says)
@@ -153,6 +181,7 @@ def explain_server_verdict(result: Comparison, found: Found | None, seen: str) -
             proof = (found.says, *(f"so much rounding leaves an NMSE of {row.local.nmse:.1e}" for row in result.rows
                                    if row.local is not None))  # fmt: skip
             result = result.overrule(of_answers(result.verdict, found.says, False), result.said)
+    proof = (*proof[:1], past, *proof[1:]) if past else proof
     return replace(result, headline=f"{headline}, {seen}", proof=proof, next_steps=(AFTER,))
 
 

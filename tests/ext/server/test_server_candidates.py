@@ -156,10 +156,11 @@ def test_one_request_for_each_position(served, file):
 
     with between(served(), request=kept) as url:
         asked(url, file)
-    assert all(body["n_predict"] == 1 and body["cache_prompt"] for body in bodies)
     tokens = tokens_of(file, TEXT)
+    bodies, past = bodies[: len(tokens) + 2], bodies[len(tokens) + 2 :]  # whether it takes ids; the text
+    assert all(body["n_predict"] == 1 and body["cache_prompt"] for body in bodies)
     assert [body["prompt"] for body in bodies[-len(tokens) :]] == [tokens[: i + 1] for i in range(len(tokens))]
-    assert len(bodies) == len(tokens) + 2  # whether it takes ids; the text
+    assert [body["n_predict"] for body in past] == [8] + [1] * 7
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 1000])

@@ -37,7 +37,8 @@ def headline(found: Templates) -> str:
     if found.verdict == UNCHECKED:
         return "the template refuses every conversation that was made for it"
     if found.verdict == MATCH:
-        return f"the candidate renders all {every} conversations as the template says"
+        own = ", in llama-server's own ways with messages" if found.ways else ""
+        return f"the candidate renders all {every} conversations as the template says{own}"
     first = found.places[0]
     share = f"in {found.parted} of {every} conversations"
     where = f"; the smallest has {messages_of(first.smallest.conversation)}"
@@ -72,6 +73,8 @@ def notes(found: Templates) -> list[str]:
         shown = [f"line {line} ({way})" for line, way in found.unreached[:FEW]]
         more = f" and {len(found.unreached) - FEW} more" if len(found.unreached) > FEW else ""
         lines.append(f"not reached: {', '.join(shown)}{more}")
+    for each in found.ways:
+        lines.append(f"no mistake of {each.count} prompts: the server {each.way.says}")
     if found.lacking_bos:
         bos = found.source.tokens["bos_token"]
         lines.append(f"{found.lacking_bos} prompts have no {bos}: right, since tokenizing adds it for this file")
@@ -118,6 +121,7 @@ def as_json(found: Templates) -> str:
         "schema": SCHEMA, "verdict": found.verdict, "headline": headline(found), "model": str(found.source.path),
         "candidate": found.candidate, "conversations": len(chosen.conversations), "needed": chosen.needed,
         "refused": chosen.refused, "parted": found.parted, "lacking_bos": found.lacking_bos,
+        "ways": [{"name": each.way.slot, "says": each.way.says, "count": each.count} for each in found.ways],
         "branches": len(found.branches), "reached": len(chosen.reached),
         "unreached": [_line(found, line) | {"way": way} for line, way in found.unreached],
         "places": [_place(found, place) for place in found.places],

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
+from llamadiff.ext.prompt.http import is_server
 from llamadiff.ext.prompt.templates.conversations import Chosen, Conversation, Told, choose
 from llamadiff.ext.prompt.templates.rendering import Cause, Source, source_of
+from llamadiff.ext.prompt.templates.server_ways import REFUSED, TakenWay, Way, changed_by, taken
 from llamadiff.ext.prompt.templates.sides import Answer, Ask, candidate_of, is_asked
 from llamadiff.ext.prompt.templates.smallest import smallest
 from llamadiff.judge.verdict import of_check
@@ -44,7 +47,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Templates:
-    """A candidate's prompts against the template's. ``lacking_bos``: those without a BOS token that tokenizing adds."""
+    """A candidate's prompts against the template's, of what a server makes of conversations in its ``ways``.
+
+    ``lacking_bos``: those without a BOS token that tokenizing adds.
+    """
 
     source: Source
     candidate: str
@@ -53,6 +59,7 @@ class Templates:
     parted: int
     places: Sequence[Place]
     lacking_bos: int = 0
+    ways: tuple[TakenWay, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -74,42 +81,79 @@ def template(path: Path, candidate: str, patience: float, progress: Progress = s
     with candidate_of(candidate, source, patience, progress) as ask:
         compared = _Compared(source, ask, takes)
         progress("asking the candidate")
-        partings = compared.partings(chosen.conversations, chosen.told)
-        lacking_bos = compared.lacking_bos
+        answers, conversations = ask(chosen.conversations), chosen.conversations
+        partings = compared.partings(conversations, chosen.told, answers)
+        lacking_bos, told = compared.lacking_bos, chosen.told
+        ways: tuple[TakenWay, ...] = ()
+        if is_server(candidate) and any(each is not None for each in partings):
+            progress("looking for what the server does to messages")
+            ways = taken(partial(compared.right_by, conversations, answers))
+            compared.ways = [each.way for each in ways]
+            told = compared.told(conversations)
+            partings = compared.partings(conversations, told, answers)
         right = [
-            Parting(conversation, told["text"], told["text"], None, 0, None)
-            for conversation, told, parting in zip(chosen.conversations, chosen.told, partings, strict=True)
+            Parting(conversation, what.get("text", ""), what.get("text"), None, 0, None)
+            for conversation, what, parting in zip(conversations, told, partings, strict=True)
             if parting is None
         ]
         parted = [each for each in partings if each is not None]
         progress("looking for causes")
         places = list(_places(compared, parted, right))
-    return Templates(source, candidate, chosen, branches, len(parted), places, lacking_bos)
+    return Templates(source, candidate, chosen, branches, len(parted), places, lacking_bos, ways)
 
 
 class _Compared:
-    """A candidate beside the template."""
+    """A candidate beside the template; ``ways``: what becomes of a conversation before that."""
 
     def __init__(self, source: Source, ask: Ask, takes: Callable[[Conversation], bool]) -> None:
         self.source, self.ask, self.takes, self.lacking_bos = source, ask, takes, 0
+        self.ways: Sequence[Way] = ()
 
-    def partings(self, conversations: Sequence[Conversation], told: Sequence[Told]) -> list[Parting | None]:
+    def told(self, conversations: Sequence[Conversation]) -> list[Told]:
+        """What the template makes of each."""
+        return self._rendered([self.as_given(each) for each in conversations])
+
+    def _rendered(self, given: Sequence[Conversation | None]) -> list[Told]:
+        """Of each conversation that the template gets; the same ones are rendered once."""
+        keys = [None if each is None else json.dumps(each) for each in given]
+        new = {key: each for key, each in zip(keys, given, strict=True) if key is not None and each is not None}
+        told = dict(zip(new, self.source.told([*new.values()]), strict=True))
+        return [REFUSED if key is None else told[key] for key in keys]
+
+    def as_given(self, conversation: Conversation) -> Conversation | None:
+        """A conversation as the template gets it; None where it gets none."""
+        return changed_by(self.ways, conversation)
+
+    def partings(
+        self, conversations: Sequence[Conversation], told: Sequence[Told], answers: Sequence[Answer]
+    ) -> list[Parting | None]:
         """Of each conversation how the candidate's text parts, if it does."""
-        answers = map(self._whole, self.ask(conversations), told)
-        return [_parting(*each) for each in zip(conversations, told, answers, strict=True)]
+        whole = map(self._whole, answers, told)
+        return [_parting(*each) for each in zip(conversations, told, whole, strict=True)]
+
+    def right_by(
+        self, conversations: Sequence[Conversation], answers: Sequence[Answer], sets: Sequence[Sequence[Way]]
+    ) -> list[list[bool]]:
+        """With each of some sets of ways, of which conversations the answers are right."""
+        told = iter(self._rendered([changed_by(ways, each) for ways in sets for each in conversations]))
+        return [
+            [each is None for each in self.partings(conversations, [next(told) for _ in conversations], answers)]
+            for _ in sets
+        ]
 
     def smaller(self, found: Parting) -> Parting:
         """The smallest conversation that parts at the same line."""
         seen = {id(found.conversation): found}
 
         def parts(conversations: Sequence[Conversation]) -> list[bool]:
-            told = self.source.told(conversations)
+            told = self.told(conversations)
             rendered = [
                 (each, what)
                 for each, what in zip(conversations, told, strict=True)
                 if "text" in what and self.takes(each)
             ]
-            for parting in self.partings([each for each, _ in rendered], [what for _, what in rendered]):
+            tried = [each for each, _ in rendered]
+            for parting in self.partings(tried, [what for _, what in rendered], self.ask(tried)):
                 if parting is not None and (parting.line, parting.error is None) == (found.line, found.error is None):
                     seen[id(parting.conversation)] = parting
             return [id(each) in seen for each in conversations]
@@ -119,16 +163,23 @@ class _Compared:
     def _whole(self, answer: Answer, told: Told) -> Answer:
         """With the BOS token, where tokenizing adds it."""
         bos, text = self.source.tokens["bos_token"], answer.get("text")
-        if self.source.adds_bos and text is not None and told["text"].startswith(bos) and not text.startswith(bos):
+        if (
+            self.source.adds_bos
+            and text is not None
+            and told.get("text", "").startswith(bos)
+            and not text.startswith(bos)
+        ):
             self.lacking_bos += 1
             return {"text": bos + text}
         return answer
 
 
 def _parting(conversation: Conversation, told: Told, answer: Answer) -> Parting | None:
-    ours, theirs = told["text"], answer.get("text")
+    ours, theirs = told.get("text"), answer.get("text")
     if theirs == ours:
         return None
+    if ours is None:
+        return Parting(conversation, "", theirs, None, 0, None)
     if theirs is None:
         return Parting(conversation, ours, None, answer["error"], 0, None)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
@@ -153,13 +204,14 @@ def _places(compared: _Compared, parted: Sequence[Parting], right: Sequence[Part
     groups = dict[int | None, list[Parting]]()
     for each in parted:
         groups.setdefault(each.line, []).append(each)
-    causes = _causes(compared.source, parted, right) if parted else ()
+    causes = _causes(compared, parted, right) if parted else ()
     for group in list(groups.values())[: 1 if causes else FEW]:
-        found = causes or (_causes(compared.source, group, right) if len(groups) > 1 else ())
+        found = causes or (_causes(compared, group, right) if len(groups) > 1 else ())
         yield Place(compared.smaller(group[0]), len(parted) if causes else len(group), found)
 
 
-def _causes(source: Source, parted: Sequence[Parting], right: Sequence[Parting]) -> Sequence[Cause]:
+def _causes(compared: _Compared, parted: Sequence[Parting], right: Sequence[Parting]) -> Sequence[Cause]:
     """What gives the candidate's texts of these conversations, and does not change those of others."""
-    every = [*parted, *right]
-    return source.causes([each.conversation for each in every], [each.theirs for each in every])
+    given = [(compared.as_given(each.conversation), each.theirs) for each in (*parted, *right)]
+    every = [(conversation, theirs) for conversation, theirs in given if conversation is not None]
+    return compared.source.causes([each for each, _ in every], [theirs for _, theirs in every])
