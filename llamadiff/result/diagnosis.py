@@ -15,7 +15,8 @@ UNKNOWN = "unknown"
 class Cause:
     """A known bug that fits: its name, what the op does, what to do, who had it, and the NMSE it leaves.
 
-    ``at`` is the tap that this is said of: where it was not recorded, or where other words hold of other taps.
+    ``at`` is the tap that this is said of: where it was not recorded, or where other words hold of other taps; ``op``
+    the op of its node.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Cause:
     nmse: float
     value: float | None = None
     at: str | None = None
+    op: str = ""
 
 
 @dataclass(frozen=True)

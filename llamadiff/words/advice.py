@@ -10,7 +10,7 @@ from llamadiff.judge.preflight.checks import RECORDING
 from llamadiff.judge.verdict import UNCHECKED, WRONG, is_right
 from llamadiff.result.comparison import Judged
 from llamadiff.result.diagnosis import Diagnosis
-from llamadiff.result.rows import Row, leading_row, stem
+from llamadiff.result.rows import Row, is_slight, leading_row, stem
 from llamadiff.words import diagnosis_text, unjudged
 
 _ALONE = "each is judged by itself then"
@@ -52,8 +52,10 @@ def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[
     steps = [fix_step(d) for d in known[:4]]
     if first.misrecorded:
         steps.append(f"look at what writes {first.tap}: its axes, and whether its memory was used again before")
-    elif not any(first.tap in d.taps for d in known):
-        steps += _steps_when_unknown(first, rows, known, diagnosis)
+    dark = leading_row([row for row in wrong if not any(row.tap in d.taps for d in known)], diagnosis)
+    if dark is not None and not dark.misrecorded and (dark is first or not is_slight(dark, diagnosis)):
+        look, *more = _steps_when_unknown(dark, rows, known, diagnosis)
+        steps += [look if dark is first else f"{dark.tap}: {look}", *more]
     steps.append(place_step(first))
     if is_engine:
         steps.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -43,32 +44,47 @@ def blame(rows: Sequence[Row], diagnosis: Sequence[Diagnosis], whose: str, subje
         record = _recorded_wrongly(records, rows, whose)
         ends = [record.headline, *record.clauses, *ends]
     diagnosis = [d for d in diagnosis if not {row.tap for row in slight} >= set(d.taps)]
-    why = _why(first, diagnosis)
-    if why is not None and why.known:
-        also = list(_other_causes([d for d in diagnosis if d is not why], rows, why))
-        return Message(subject + headline(why, rows), tuple(proof(why, rows))).plus(*also, *ends)
-    return _unlisted_message(first, others, [row.tap for row in slight], diagnosis, subject, rows).plus(*ends)
+    dark = [row for row in wrong if row.local and not any(row.tap in d.taps for d in diagnosis if d.known)]
+    dark = [row for row in dark if row is first or not (row.misrecorded or is_slight(row, diagnosis))]
+    bugs, or_more = _bugs(dark, diagnosis, rows), " or more" if len({row.op for row in dark}) > 1 else ""
+    if len(bugs) == 1:
+        return Message(subject + bugs[0].headline, bugs[0].clauses).plus(*ends)
+    said = [bug.headline for bug in bugs[:_FEW]] + ([f"{len(bugs) - _FEW} more"] if bugs[_FEW:] else [])
+    proofs = [f"({number}) {'; '.join(bug.clauses)}" for number, bug in enumerate(bugs, 1)]
+    return Message(f"{len(bugs)} bugs{or_more}: {subject}{'; '.join(said)}", (*proofs, *ends))
 
 
-def _unlisted_message(
-    first: Row, others: Sequence[Row], slight: Sequence[str], diagnosis: Sequence[Diagnosis], subject: str,
-    rows: Sequence[Row],
-) -> Message:  # fmt: skip
+def _bugs(dark: Sequence[Row], diagnosis: Sequence[Diagnosis], rows: Sequence[Row]) -> list[Message]:
+    """What is wrong, a message a bug, the largest own error first; the ``dark`` rows, which none explains, are one."""
+    by_name: dict[str, list[Diagnosis]] = {}
+    for d in diagnosis:
+        if d.known:
+            by_name.setdefault(say.names(d.causes), []).append(d)
+    found = []
+    for d, *more in by_name.values():
+        said = Message(headline(d, rows), tuple(proof(d, rows)))
+        also = (f"{other.tap} likewise: it {say.clause(other)}" for other in more)
+        found.append((max(each for one in (d, *more) for each in one.right.values()), said.plus(*also)))
+    if dark:
+        found.append((max(row.local.nmse for row in dark if row.local), _unlisted_message(dark, diagnosis, rows)))
+    return [said for _, said in sorted(found, key=lambda bug: -bug[0] if bug[0] == bug[0] else -math.inf)]
+
+
+def _unlisted_message(dark: Sequence[Row], diagnosis: Sequence[Diagnosis], rows: Sequence[Row]) -> Message:
     """What is wrong that no known bug is: what its values tell, and of which layers and other ops that is true."""
-    known = [d for d in diagnosis if d.known]
-    named = {*slight}.union(*(d.taps for d in known))
-    same = [row for row in (first, *others) if row.layer is not None and stem(row.tap) == stem(first.tap)]
+    first = leading_row(dark, diagnosis)
+    assert first is not None
+    same = [row for row in dark if row is first or (row.layer is not None and stem(row.tap) == stem(first.tap))]
     if first.span:  # of a span, another layer's may tell more
-        first = next((row for row in (first, *same) if any(_facts_of(row, _why(row, diagnosis)))), first)
+        first = next((row for row in same if any(_facts_of(row, _why(row, diagnosis)))), first)
     why = _why(first, diagnosis)
     told = next(_facts_of(first, why), None)
-    unnamed = [row for row in others if row.tap not in named and row not in same]
-    found = [(row, _likeness(told, row, _why(row, diagnosis))) for row in (*same, *unnamed)]
+    found = [(row, _likeness(told, row, _why(row, diagnosis))) for row in (*same, *(r for r in dark if r not in same))]
     varies = any(how == OTHER_VALUES for row, how in found if row in same)
     alike = [row for row, how in found if row in same and (how == ALIKE or (how == UNREAD and not varies))]
     given = told.says if told is not None else f"wrong on the inputs {'they were' if first.span else 'it was'} given"
-    said = Message(f"{subject}{place(first, sorted(_layers(alike)))}: {given}", tuple(_unknown(first, why)))
-    return said.plus(*_where_else(found, same, alike, told), *_other_causes(known, rows))
+    said = Message(f"{place(first, sorted(_layers(alike)))}: {given}", tuple(_unknown(first, why)))
+    return said.plus(*_where_else(found, same, alike, told))
 
 
 def _likeness(told: Fact | None, row: Row, d: Diagnosis | None) -> str:
@@ -112,12 +128,15 @@ def _where_else(
     yield from _others([row for row, _ in found if row not in same and stem(row.tap) not in said])
 
 
-def place(row: Row, layers: Sequence[int] = (), names_weight: bool = True) -> str:
-    """Which op, of which weight, in which layers: ``RoPE, layers 0-2``, ``LayerNorm by output_norm.weight``."""
-    if row.span:
+def place(row: Row, layers: Sequence[int] = (), names_weight: bool = True, inside: str = "") -> str:
+    """Which op, of which weight, in which layers: ``RoPE, layers 0-2``, ``LayerNorm by output_norm.weight``.
+
+    ``inside``: the op that was found inside a span.
+    """
+    if row.span and inside not in _OPS:
         return f"{row.span[0]} to {row.tap}"
-    op = _TAPS.get(stem(row.tap)) or _OPS.get(row.op, row.op)
-    weight = f" by {_without_layer(row)}" if row.weight and names_weight else ""
+    op = _OPS[inside] if row.span else _TAPS.get(stem(row.tap)) or _OPS.get(row.op, row.op)
+    weight = f" by {_without_layer(row)}" if row.weight and names_weight and not row.span else ""
     own = () if row.layer is None else (row.layer,)
     where = say.layers_of(layers or own)
     return f"{op}{weight}{f', {where}' if where else ''}"
@@ -133,7 +152,7 @@ def headline(d: Diagnosis, rows: Sequence[Row]) -> str:
     row = next(row for row in rows if row.tap == d.tap)
     alike = len({stem(tap) for tap in d.taps}) == 1  # of several taps, no weight is that of all
     if d.known:
-        return f"{place(row, d.layers, alike)}: {say.likeliest(d)}"
+        return f"{place(row, d.layers, alike, d.causes[0].op)}: {say.likeliest(d)}"
     return f"{place(row)}: {'; '.join([*(fact.says for fact in d.read.get(d.tap, ())), say.nearest(d)])}"
 
 
@@ -188,21 +207,6 @@ def _record(row: Row, rows: Sequence[Row], whose: str) -> Message:
     named = f" ({', '.join(readers[:_FEW])})" if readers else ""
     said = Message(f"{row.tap}: {whose} recorded it wrongly and computed it rightly")
     return said.plus(f"what is computed from it{named} is right", *facts)
-
-
-def _other_causes(diagnosis: Sequence[Diagnosis], rows: Sequence[Row], said: Diagnosis | None = None) -> Iterator[str]:
-    """The causes of the other WRONG taps: the known ones in their words, but for one that was ``said`` already."""
-    known, unknown = [d for d in diagnosis if d.known], [d for d in diagnosis if not d.known]
-    for d in known[:_FEW]:
-        if said is not None and say.names(d.causes) == say.names(said.causes):
-            yield f"{d.tap} likewise: it {say.clause(d)}"
-        else:
-            yield f"{d.tap}: {headline(d, rows)} ({'; '.join(proof(d, rows))})"
-    if len(known) > _FEW:
-        yield f"{len(known) - _FEW} more causes are in the JSON report"
-    if unknown:
-        verb = "is" if len(unknown) == 1 else "are"
-        yield f"{', '.join(d.tap for d in unknown[:_FEW_TAPS])} {verb} wrong too, for reasons unknown"
 
 
 def _slight(rows: Sequence[Row]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.case import Array, Case, NotRecordedError, Recording
 from llamadiff.ext.explain.registry import known_bugs
-from llamadiff.ext.explain.search import Fit, Key, Outcome, replayed, search, search_part
+from llamadiff.ext.explain.search import Fit, Key, Outcome, replayed, search, search_beside, search_part
 from llamadiff.judge.fact import ROUNDINGS, Fact
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
@@ -67,10 +67,11 @@ class _Group:
 
 def as_cause(fit: Fit) -> Cause:
     """A fit in words."""
-    fixes, sources = dict.fromkeys(step.fix for step in fit.steps), [step.bug.source for step in fit.steps]
-    value = next((step.value for step in fit.steps if step.value is not None), None)
+    fixes, sources = dict.fromkeys(step.fix for step in fit.own), [step.bug.source for step in fit.own]
+    value = next((step.value for step in fit.own if step.value is not None), None)
     known_from = ", ".join(dict.fromkeys(filter(None, sources)))
-    return Cause(" + ".join(fit.causes), fit.says, "; ".join(fixes), known_from, fit.nmse, value, fit.steps[0].at)
+    first = fit.own[0]
+    return Cause(" + ".join(fit.causes), fit.says, "; ".join(fixes), known_from, fit.nmse, value, first.at, first.op)
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,10 @@ def _join(groups: list[_Group], scene: Scene, tap: taps.Tap, local: Local) -> No
             return
     strangers = [group for group in groups if not group.fits and _word(next(iter(group.right))) == tap.kind.word]
     outcome = _looked_for(scene, tap, local, first=not strangers)
+    if not outcome.fits and not strangers and local.span and scene.by_graph and (scene.thorough or _short(local)):
+        proved = [group.fits[0] for group in groups if group.fits and not group.fits[0].harmless]
+        case = case_of(scene.run, scene.source, tap, local)
+        outcome = replace(outcome, fits=search_beside(case, local.least, scene.budget, proved).fits)
     if not outcome.fits and strangers:
         strangers[0].add(tap.name, local.nmse, ())
         return
@@ -240,8 +245,17 @@ def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit
     if not (scene.thorough or _short(local)):
         return []
     case = case_of(scene.run, scene.source, tap, local)
-    found = [replayed(case, local.least, fit.key, fit.values, part=fit.part) for fit in group.fits]
+    found = [_replayed(case, local, fit) for fit in group.fits]
     return [fit for fit in found if fit is not None and not _is_chance(fit, case, local)]
+
+
+def _replayed(case: Case, local: Local, fit: Fit) -> Fit | None:
+    """A fit at another tap, beside what was proved elsewhere, or else by itself."""
+    for proved in dict.fromkeys((fit.steps[: fit.proved], ())):
+        found = replayed(case, local.least, fit.key, fit.values, part=fit.part, proved=proved)
+        if found is not None:
+            return found
+    return None
 
 
 def _looked_for(scene: Scene, tap: taps.Tap, local: Local, first: bool) -> Outcome:

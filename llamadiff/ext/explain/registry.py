@@ -98,7 +98,8 @@ class Change:
     """A bug as it was made in a subgraph, and what the op does instead, as a clause without its subject.
 
     ``fix`` says what to do here; ``value`` is a constant that was solved for, ``own`` the model's; ``variant`` tells
-    this change from the bug's others in every layer; ``at`` is the tap that it is at, if not the one that is judged.
+    this change from the bug's others in every layer; ``at`` is the tap that it is at, if not the one that is judged;
+    ``op`` is the op of its node.
     """
 
     bug: Bug
@@ -108,6 +109,7 @@ class Change:
     value: float | None = None
     at: str | None = None
     own: float | None = None
+    op: str = ""
 
 
 Changes = Iterator[tuple[Change, Subgraph]]
@@ -207,14 +209,14 @@ def _applied(known: Bug, r: Subgraph, case: Case, places: list[Place], variant: 
     first, edit = places[0]
     fix = edit.fix or known.fix
     if isinstance(edit, Edit):
-        yield Change(known, edit.says, fix, variant, at=first.tap), _with(r, places, 0.0)
+        yield Change(known, edit.says, fix, variant, at=first.tap, op=first.node.op), _with(r, places, 0.0)
         return
     slow = _weights_after(r, {site.node.number for site, _ in places}) > SLOW
     how = replace(case, hurried=True) if slow else case
     build = partial(_with, r, places)
     for value in filter(math.isfinite, _values(how, build, edit)):
         says = edit.sought.says(value, edit.own)
-        yield Change(known, says, fix, variant, value, first.tap, edit.own), build(value)
+        yield Change(known, says, fix, variant, value, first.tap, edit.own, first.node.op), build(value)
 
 
 def _values(case: Case, build: Callable[[float], Subgraph], edit: Constant) -> Sequence[float]:

@@ -43,29 +43,38 @@ Key = tuple[tuple[str, str], ...]  # of a fit: bugs and their variants
 
 @dataclass(frozen=True)
 class Fit:
-    """A replay, of one bug or of two on one op, and the NMSE that it leaves; ``part``: of these rows alone."""
+    """A replay, of one bug or of two on one op, and the NMSE that it leaves; ``part``: of these rows alone.
+
+    ``proved``: how many of the steps, the first ones, were proved elsewhere: an engine has them here too.
+    """
 
     steps: tuple[Change, ...]
     nmse: float
     part: Part | None = None
+    proved: int = 0
+
+    @property
+    def own(self) -> tuple[Change, ...]:
+        """What is said of it: the steps that were not proved elsewhere."""
+        return self.steps[self.proved :]
 
     @property
     def causes(self) -> tuple[str, ...]:
-        return tuple(step.bug.name for step in self.steps)
+        return tuple(step.bug.name for step in self.own)
 
     @property
     def key(self) -> Key:
         """What makes this fit the same one in another layer."""
-        return tuple((step.bug.name, step.variant) for step in self.steps)
+        return tuple((step.bug.name, step.variant) for step in self.own)
 
     @property
     def values(self) -> list[float | None]:
         """The constants that were solved for."""
-        return [step.value for step in self.steps]
+        return [step.value for step in self.own]
 
     @property
     def says(self) -> str:
-        says = ", and ".join(step.says for step in self.steps)
+        says = ", and ".join(step.says for step in self.own)
         return says if self.part is None else f"{says}, {self.part.words}"
 
     @property
@@ -103,12 +112,55 @@ def search(case: Case, right: float, budget: Budget, pairs: bool = True, by_drop
     right = max(right, _error(case, base)) if len(case.carrier.ways) == 1 else right
     case = replace(_with_limits(case, right), budget=budget.beyond())
     quick, bare = _quickly(replace(case, budget=budget), base, right)
-    tried: list[Fit] = []
+    fits, tried = _one_at_once(case, base, quick, bare, right)
+    if fits:
+        return Outcome(fits, ())
+    fits = _confirmed(case, base, _pairs(quick, bare, bugs, Budget(PAIRS, budget.until, budget))) if pairs else ()
+    if not fits and by_drop and base.is_span(case):
+        fits = _by_drop(case, base, tried, right)
+    return Outcome(fits, tuple(_nearest(tried)), complete=not budget.is_spent)
+
+
+def search_beside(case: Case, right: float, budget: Budget, proved: Sequence[Fit]) -> Outcome:
+    """The same for a span with the bugs that were proved elsewhere in it: what else is wrong there, if that is all."""
+    try:
+        base = _right(case, right)
+    except NotRecordedError:
+        return Outcome()
+    steps, base = (
+        _with_proved(case, base, [step for fit in proved for step in fit.own]) if base.is_span(case) else ((), base)
+    )
+    if not steps:
+        return Outcome()
+    left, limit = _error(case, base), _with_limits(case, right).limit
+    if left <= limit:
+        return Outcome((Fit(steps, left, proved=len(steps) - 1),))
+    case = replace(_with_limits(case, left), budget=budget.beyond())
+    quick, bare = _quickly(replace(case, budget=budget), base, left)
+    fits, _ = _one_at_once(case, base, quick, bare, left)
+    return Outcome(tuple(replace(fit, steps=(*steps, *fit.steps), proved=len(steps)) for fit in fits))
+
+
+def _with_proved(case: Case, base: Subgraph, proved: Iterable[Change]) -> tuple[tuple[Change, ...], Subgraph]:
+    """Those of some bugs that a subgraph has a place for, with the constants that they have, and it with them."""
+    steps, taken = tuple[Change, ...](), replace(case, limit=math.inf)  # whatever fits here: they were proved
+    for step in proved:
+        there = next(_chains(taken, base, [((step.bug.name, step.variant), step.value)]), None)
+        steps, base = ((*steps, *there[0]), there[1]) if there is not None else (steps, base)
+    return steps, base
+
+
+def _one_at_once(
+    case: Case, base: Subgraph, quick: Case, bare: Subgraph, right: float
+) -> tuple[tuple[Fit, ...], list[Fit]]:
+    """What fits of single bugs, exact ones first, and all that were tried; ``quick`` and ``bare``: to try them on."""
+    bugs, tried = tuple(known_bugs().values()), list[Fit]()
+    assert quick.budget is not None
     # of a span, bugs in all ops of a kind before those in one: an engine has one function for an op
     for where, general in product((True, False) if base.is_span(case) else (None,), (False, True)):
         found: list[Fit] = []
         some = [known for known in bugs if known.general == general]
-        for fit in _singles(replace(quick, everywhere=where), bare, some, budget):
+        for fit in _singles(replace(quick, everywhere=where), bare, some, quick.budget):
             tried.append(fit)
             if fit.nmse <= _allowed(quick, fit):
                 found.append(fit)
@@ -116,11 +168,8 @@ def search(case: Case, right: float, budget: Budget, pairs: bool = True, by_drop
         if not fits and general and where is not None:
             fits = _confirmed(case, base, _refined(replace(quick, everywhere=where), bare, tried, right))
         if fits:
-            return Outcome(fits, ())
-    fits = _confirmed(case, base, _pairs(quick, bare, bugs, Budget(PAIRS, budget.until, budget))) if pairs else ()
-    if not fits and by_drop and base.is_span(case):
-        fits = _by_drop(case, base, tried, right)
-    return Outcome(fits, tuple(_nearest(tried)), complete=not budget.is_spent)
+            return fits, tried
+    return (), tried
 
 
 def search_part(case: Case, budget: Budget) -> Outcome:
@@ -212,13 +261,17 @@ def exact_bugs(case: Case) -> Iterator[tuple[Fit, Mapping[int, Alter]]]:
 
 def replayed(
     case: Case, right: float, key: Sequence[tuple[str, str]], hints: Sequence[float | None], leaves: float = EXPLAINS,
-    part: Part | None = None,
+    part: Part | None = None, proved: Sequence[Change] = (),
 ) -> Fit | None:  # fmt: skip
-    """The same fit at another tap: None if it does not fit there. ``leaves``: how much of the error it may leave."""
+    """The same fit at another tap: None if it does not fit there. ``leaves``: how much of the error it may leave.
+
+    ``proved``: bugs that were proved elsewhere, which an engine has here too.
+    """
     try:
         base = _right(case, right)
     except NotRecordedError:
         return None
+    steps, base = _with_proved(case, base, proved)
     if part is not None:
         if not part.has_all(case.wrong_rows(base.compute(case))):
             return None
@@ -226,7 +279,7 @@ def replayed(
         right = case.nmse(base.compute(case))
     case = _with_limits(case, right, leaves)
     found = _chain(case, base, key, hints)
-    found = None if found is None else replace(found, part=part)
+    found = None if found is None else replace(found, steps=(*steps, *found.steps), part=part, proved=len(steps))
     return found if found is not None and found.nmse <= _allowed(case, found) else None
 
 

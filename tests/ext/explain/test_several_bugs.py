@@ -1,0 +1,61 @@
+"""Several bugs at once are several sentences: counted, the largest first, and found beside one another in a span."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from explaining import Explained
+from proof.injected import BUGS
+from proof.injected.base import TOKENS, together
+from proof.injected.runs import record_faulty
+from traces import only
+
+from llamadiff.result.comparison import Comparison
+
+STARRED = (
+    "embd", "attn_norm", "Qcur_proj", "Vcur_proj", "Qcur_rope", "Kcur_rope", "kq_soft_max", "kqv_out", "attn_out",
+    "ffn_inp", "ffn_out", "l_out", "result_output",
+)  # fmt: skip
+OUTPUTS = ("embd", "l_out", "result_output")
+BASE, GELU, EPSILON = "rope: base 500000", "GELU", "norm: epsilon times 10"
+ROTATES = "RoPE, layers 0, 1: uses base 500000, where 10000 is right"
+GATE = "SwiGLU, layers 0, 1: takes GELU (erf) of the gate; this model takes SiLU"
+
+
+@pytest.fixture(scope="module")
+def judged(small_model) -> Callable[..., Comparison]:
+    explained = Explained(small_model)
+
+    def judge(bugs: tuple[str, ...], *kept: str) -> Comparison:
+        faulty = record_faulty(together(*(BUGS[bug] for bug in bugs)), small_model("llama", "F16"), TOKENS)
+        return explained.judged("llama", "F16", only(faulty, *kept) if kept else faulty)
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("bugs", "kept", "headline"),
+    [
+        ((BASE, GELU, EPSILON), (), f"3 bugs: {ROTATES}; {GATE}; RMSNorm, layers 0, 1: uses epsilon 0.0001, "
+         "where 1e-05 is right"),
+        ((BASE, GELU, EPSILON), STARRED, f"3 bugs: {ROTATES}; {GATE} (at ffn_swiglu-0); RMSNorm by attn_norm.weight, "
+         "layers 0, 1: uses epsilon 0.0001, where 1e-05 is right"),
+        ((BASE,), STARRED, ROTATES),
+        ((BASE,), OUTPUTS, f"{ROTATES} (at Qcur_rope-0)"),
+    ],
+    ids=["all", "starred", "one", "outputs"],
+)  # fmt: skip
+def test_bugs_are_counted_the_largest_first(bugs, kept, headline, judged):
+    result = judged(bugs, *kept)
+    assert result.headline == headline
+    assert max(d.nmse for d in result.diagnosis) < 1e-11  # to rounding, beside the others too
+
+
+def test_what_stays_dark_beside_a_known_bug_is_counted_and_next_names_its_taps(judged):
+    result = judged(
+        (BASE, GELU, "no residual", EPSILON), "embd", "attn_norm", "Qcur_proj", "Qcur_rope", "l_out", "result"
+    )
+    assert result.headline.startswith("3 bugs: ")
+    assert [bug in result.headline for bug in ("uses base 500000", "uses epsilon")] == [True, True]
+    assert any(step.startswith("l_out-0: write ") for step in result.next_steps)
