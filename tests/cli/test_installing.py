@@ -138,14 +138,14 @@ def test_the_extra_is_what_messages_name():
     assert {each.name for each in stated} == {package.name for package in PACKAGES[1:]}
 
 
-DEV, TORCH, COMPILERS = "'.[dev]'", "'.[torch]'", "'.[compilers]'"
+DEV, TORCH, COMPILERS, DOCS = "'.[dev]'", "'.[torch]'", "'.[compilers]'", "'.[docs]'"
 
 
 @pytest.mark.parametrize(("words", "added"), [
     (["test"], []), (["lint"], []), (["matrix"], []), (["capture"], []), (["zoo"], []),
     (["test", "EXTRAS=torch"], [TORCH]),
-    (["test", "EXTRAS=torch compilers"], [TORCH, COMPILERS]), (["test-all"], [TORCH, COMPILERS]),
-    (["backends"], [TORCH, COMPILERS]), (["model"], [TORCH]),
+    (["test", "EXTRAS=torch compilers"], [TORCH, COMPILERS]), (["test-all"], [TORCH, COMPILERS, DOCS]),
+    (["backends"], [TORCH, COMPILERS, DOCS]), (["model"], [TORCH]),
 ], ids=" ".join)  # fmt: skip
 def test_what_the_tests_need_is_added_in_the_same_place(words, added, tmp_path):
     assert installs(tmp_path / "venv", *words) == [DEV, *added]
