@@ -1,4 +1,4 @@
-"""The pictures of a report in README.md and docs/reading.md, the second with notes beside its lines. ``make docs``."""
+"""The pictures of reports: README.md's, which moves, and that of docs/reading.md, with notes. ``make docs``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
+from llamaref import Engine
 from rich.console import Console
 
+from llamadiff.candidates.reference import record
+from llamadiff.engines.run_spec import How, Run
+from llamadiff.llamacpp.shipped import shipped_model
+from llamadiff.report.terminal.page import BADGES
 from llamadiff.report.terminal.report import render
 from llamadiff.result.comparison import Comparison
 from llamadiff.system.progress import silent
 from llamadiff.verbs import demo
+from llamadiff.verbs.verbs import compare
 
 FOLDER = Path(__file__).parents[2] / ".github"
 PICTURE, ANNOTATED = FOLDER / "report.svg", FOLDER / "reading.svg"
-TITLE = "llamadiff compare tiny.F16.gguf mine.safetensors"
+ASK = "llamadiff compare tiny.F16.gguf mine.safetensors"
 # A line of the report, by what it begins with, and the note beside it.
 NOTES = {
     "RoPE,": "verdict and finding",
@@ -31,14 +37,41 @@ NOTES = {
     "logits": "what it does to the next token",
 }
 MARGIN = 420
+PROMPT = "$ "
+TYPED, ANSWERED, PRINTED = 2.0, 0.8, 0.06  # seconds before a line that is typed, its answer, a line of that
+PART = re.compile(r'<(rect) (?=[^>]*crispEdges)[^>]*? y="([0-9.]+)"|<(text) class="[^"]*-r[0-9]+"[^>]*? y="([0-9.]+)"')
+OFFSET = {"text": 0.0, "rect": 18.5}  # from a line's background to its baseline
 LINE = re.compile(r'<text class="[^"]*" x="[^"]*" y="([0-9.]+)"[^>]*>([^<]*)</text>')
 
 
-def svg_of(comparison: Comparison) -> str:
-    """A report as an SVG; without the seconds that it took, which differ every time."""
+def svg_of(title: str, *shown: Comparison | str) -> str:
+    """Reports, and lines of their own, as an SVG; without the seconds that a report took, which differ every time."""
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    render(replace(comparison, timing={}), console)
-    return console.export_svg(title=TITLE)
+    for one in shown:
+        if isinstance(one, str):
+            console.print(one, highlight=False, style="bold")
+        else:
+            render(replace(one, timing={}), console)
+    return console.export_svg(title=title)
+
+
+def moving(svg: str) -> str:
+    """The picture, whose lines appear one after the other, once: a report soon after the line that asks for it."""
+    rows = {float(y): text for y, text in reversed(LINE.findall(svg))}  # the first of a row's
+    delays, at = {}, -TYPED
+    for y in sorted(rows):
+        typed = rows[y].replace("&#160;", " ").startswith(PROMPT)
+        at += TYPED if typed else PRINTED
+        delays[y] = at + (0 if typed else ANSWERED)
+
+    def appears(match: re.Match[str]) -> str:
+        kind, place = filter(None, match.groups())
+        y = min(delays, key=lambda row: abs(row - OFFSET[kind] - float(place)))
+        return f'{match[0]} style="animation: appear 0s {delays[y]:.2f}s both"'
+
+    still = "@media (prefers-reduced-motion: reduce) { * { animation: none !important } }"
+    begun = svg.replace("<style>", f"<style>@keyframes appear {{ from {{ opacity: 0 }} }} {still}", 1)
+    return PART.sub(appears, begun)
 
 
 def annotated(svg: str) -> str:
@@ -67,9 +100,16 @@ def _note(x: float, y: float, words: str) -> str:
 
 
 def main() -> None:
-    svg = svg_of(demo.run(silent)[1])
-    PICTURE.write_text(svg, encoding="utf-8")
-    ANNOTATED.write_text(annotated(svg), encoding="utf-8")
+    wrong = demo.run(silent)[1]
+    mended = record(Engine(shipped_model()), [token for token, _ in wrong.tokens], "my-engine")
+    right = compare(shipped_model(), Run(demo.PROMPT), mended, How())
+    mend = "vi engine.c  # rotate (2i, 2i+1)"
+    answer = f"[{BADGES[right.verdict]}] {right.verdict.upper()} [/]  {right.headline}"
+    session = svg_of(
+        "an engine with a bug", PROMPT + ASK, wrong, PROMPT + mend, f"{PROMPT}make && ./engine && {ASK}", answer
+    )
+    PICTURE.write_text(moving(session), encoding="utf-8")
+    ANNOTATED.write_text(annotated(svg_of(ASK, wrong)), encoding="utf-8")
 
 
 if __name__ == "__main__":
