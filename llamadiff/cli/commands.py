@@ -73,8 +73,7 @@ def how_of(tolerance: Path | None, reports: Reports, engine: str | None = None, 
 
 
 def capture(
-    model: opt.Model,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The trace to write: FILE.safetensors.")],
+    model: opt.Model, output: Annotated[Path, typer.Option("-o", "--output", help="The trace: FILE.safetensors.")],
     prompt: opt.Prompt = None, tokens: opt.Tokens = None, chat: opt.Chat = False, n_predict: opt.NPredict = 0,
     only: opt.Only = None, llama_cpp: opt.LlamaCpp = None, sketch: opt.Sketch = False, nodes: opt.Nodes = False,
     force: opt.Force = False,
@@ -192,26 +191,18 @@ def _escape(text: object) -> str:
 
 COMMANDS = (
     Command(START, demo),
-    Command(
-        START,
-        with_reports(compare, keeps=True),
-        (
-            'llamadiff compare model.gguf "Once upon a time"       is llama.cpp right on this machine?',
-            "llamadiff compare model.gguf mine.safetensors         is my engine?",
-            'llamadiff compare good.gguf "Once" --candidate small.gguf   what does its quantization cost, and where?',
-            'llamadiff compare model.gguf "Once" --candidate "cmd: ./engine --tokens {tokens} --dump {out}"',
-        ),
-    ),
+    Command(START, with_reports(compare, keeps=True), (
+        'llamadiff compare model.gguf "Once upon a time"       is llama.cpp right on this machine?',
+        "llamadiff compare model.gguf mine.safetensors         is my engine?",
+        'llamadiff compare good.gguf "Once" --candidate small.gguf   what does its quantization cost, and where?',
+        'llamadiff compare model.gguf "Once" --candidate "cmd: ./engine --tokens {tokens} --dump {out}"',
+    )),
     Command(START, listings.taps, ("llamadiff taps model.gguf --json",)),
     Command(CI, capture, ('llamadiff capture model.gguf "Once upon a time" -o right.safetensors',)),
-    Command(
-        CI,
-        with_reports_of_several(check),
-        (
-            "llamadiff check captures/ --fail-on noise             are the recordings right?",
-            'llamadiff check captures/ --candidate "cmd: ./engine --tokens {tokens} --dump {out}"   is your engine?',
-        ),
-    ),
+    Command(CI, with_reports_of_several(check), (
+        "llamadiff check captures/ --fail-on noise             are the recordings right?",
+        'llamadiff check captures/ --candidate "cmd: ./engine --tokens {tokens} --dump {out}"   is your engine?',
+    )),
     Command(CI, with_reports(diff), ("llamadiff diff right.safetensors mine.safetensors --model model.gguf",)),
     Command(MORE, listings.doctor),
-)
+)  # fmt: skip

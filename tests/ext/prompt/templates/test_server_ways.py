@@ -51,7 +51,8 @@ def llama_server(*mistakes):
             for tool in asked.get("tools") or ()
         ]  # fmt: skip
         given = {**asked, "messages": [as_parsed(each) for each in asked["messages"]], "tools": tools,
-                 "bos_token": "", "eos_token": "</s>", "add_generation_prompt": asked.get("add_generation_prompt")}  # fmt: skip
+                 "bos_token": "", "eos_token": "</s>",
+                 "add_generation_prompt": asked.get("add_generation_prompt")}  # fmt: skip
         return 200, {"prompt": ENGINE["render"](given, mistakes.__contains__)}
 
     return answering(answer)
