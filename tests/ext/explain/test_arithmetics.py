@@ -75,6 +75,28 @@ def test_layer_outputs_tell_how_activations_and_the_cache_are_rounded(way, small
 
 
 @pytest.fixture(scope="module")
+def massive(tmp_path_factory):
+    """A model with two channels as trained ones have: of 1000 times the others, from the second layer on."""
+    down = np.random.default_rng(11).standard_normal((256, 512)).astype(np.float32) / 20
+    down[[17, 101]] *= [[3000], [-1000]]
+    path = tmp_path_factory.mktemp("massive") / "massive.gguf"
+    options = OPTIONS["llama"] | {"layers": 3, "tensors": {"blk.1.ffn_down.weight": down}}
+    return write_model(path, **options, kind="Q4_0")
+
+
+RIGHT = {"float32": lambda x: x, "bfloat16": round_bf16, "a row": eight_bits, "a tensor": WAYS["the tensor"][1]}
+
+
+@pytest.mark.parametrize("taps", [SPARSE, ""], ids=["sparse", "whole"])
+@pytest.mark.parametrize("to", RIGHT)
+def test_right_engines_of_a_model_with_massive_channels_are_right(to, taps, massive):
+    trace = trace_of(massive, RIGHT[to], taps=taps, settings={"type_k": "F16", "type_v": "F16"})
+    sizes = np.abs(trace["l_out-1"])
+    assert sizes.max() > 1000 * np.median(sizes)
+    assert judged(massive, trace).verdict in ("match", "noise")
+
+
+@pytest.fixture(scope="module")
 def ties(tmp_path_factory):
     """A model whose first norm has some weights of 1/2 on embeddings of whole numbers: half of those are ties."""
     draws = np.random.default_rng(5).integers(-63, 64, (96, 256)).astype(np.float32)

@@ -26,9 +26,9 @@ Way = tuple[str, str]  # a policy, and the type of K and V: empty where it is wh
 
 KEPT = ("", "F16", "BF16", "Q8_0", "Q4_0", "8 bits, one scale a row")  # types of K and V, the likeliest first
 CLEARLY, EXACT = 0.01, 1e-9  # what the engine's own way leaves of a row: of its error, and NMSE
-SPANS = 3  # that are looked at, before the head's
+SPANS = 2  # that are looked at, before the head's
 FEWEST = 4  # tokens of which most must be exact
-WORK = 5e10  # multiply-adds for one span
+WORK = 2e10  # multiply-adds for one span
 
 
 class _Through(Carrier):
@@ -77,7 +77,8 @@ def _open(source: Source, findings: Sequence[Finding]) -> Iterator[Finding]:
         local, layer = finding.local.get(source.name), finding.tap.layer
         if local is None or not local.span or layer in seen or (layer is not None and len(seen) == SPANS):
             continue
-        if _kinds(source, finding) and np.nanmedian(local.per_token) > EXACT:
+        rows = np.asarray(local.per_token)[np.isfinite(local.per_token)]
+        if _kinds(source, finding) and len(rows) and np.median(rows) > EXACT:
             seen.add(layer)
             yield finding
 
