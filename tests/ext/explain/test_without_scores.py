@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from llamaref import Engine
 from models.options import OPTIONS
 from models.small import write_model
@@ -31,3 +32,15 @@ def test_experts_chosen_by_what_was_not_recorded(small_model):
     arrays["ffn_moe_topk-1"] = np.roll(arrays["ffn_moe_topk-1"], 1, axis=0)
     found = compare(path, Run(tokens=TOKENS[:8]), Trace(trace.info, arrays, dict.fromkeys(arrays, "F32")))
     assert found.first_divergence.tap == "ffn_moe_topk-1"
+
+
+@pytest.mark.parametrize(("tokens", "said"), [(1, False), (6, True)])
+def test_other_channels_are_told_by_several_tokens(tokens, said, small_model):
+    """Of one value, one of many channels has the like by chance."""
+    path = small_model("llama", kind="F32")
+    trace = record(Engine(path), TOKENS[:8], "mine")
+    arrays = {name: np.array(trace[name]) for name in ("ffn_norm-0", "ffn_gate-0", "ffn_up-0", "ffn_swiglu-0")}
+    up, act = arrays["ffn_up-0"], arrays["ffn_swiglu-0"]
+    act[-tokens:, 7] = act[-tokens:, 7] / up[-tokens:, 7] * up[-tokens:, 40]
+    found = compare(path, Run(tokens=TOKENS[:8]), Trace(trace.info, arrays, dict.fromkeys(arrays, "F32")))
+    assert ("of channel" in found.headline) == said

@@ -144,7 +144,7 @@ CHECKS: dict[str, Callable[..., bool]] = {
     r"rows of V are read from (.*), zeros where there are none": rows_of_heads,
     r"each row is divided by another size than its own, from (\S+) to (\S+) times the right one": row_sizes,
     r"each block of (\d+) keys? is scaled by its own largest score, and not by the row's": by_blocks,
-    r"channels (.*) take the (gate|up) of channels (.*)": other_channels,
+    r"channels? (.*) takes? the (gate|up) of channels? (.*)": other_channels,
     r"output 0 sums its first (\d+) inputs, and each output (\d+) (more|fewer) than the one before": fewer_inputs,
     r"heads 0 to (\d+) read the K heads (.*), where (.*) are right": k_heads,
     r"every score of a query reads K's row of that query's own token": own_row,

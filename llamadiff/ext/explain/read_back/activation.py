@@ -134,9 +134,11 @@ def _of_up(g: ActivationCurve) -> Readings:
 
 
 def _other_channels(g: ActivationCurve) -> Readings:
-    """Channels that take the gate of others, or their up."""
+    """Channels that take the gate of others, or their up. Of a few values some channel has the like by chance."""
     wrong = np.flatnonzero(g.o.is_bad.any(axis=0))
     if g.gate.ndim != 2 or not len(wrong) or len(wrong) * g.gate.size > MOST_TRIED or len(wrong) == g.gate.shape[1]:
+        return
+    if (g.o.is_bad[:, wrong].sum(axis=0) < FEW).any():
         return
     a = g.act(g.gate)
     for words, one, other in (("gate", a, g.up), ("up", g.up, a)):
@@ -145,6 +147,7 @@ def _other_channels(g: ActivationCurve) -> Readings:
         values[:, wrong] = one[:, gaps] * other[:, wrong]
         taken = (numbered if (np.diff(gaps) > 0).all() else listed)(gaps)
         says = f"channels {numbered(wrong)} take the {words} of channels {taken}"
+        says = says if len(wrong) > 1 else f"channel {wrong[0]} takes the {words} of channel {taken}"
         yield values, Fact("other channels", says, (words, *(int(c) for c in gaps)))
 
 
