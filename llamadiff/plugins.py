@@ -130,6 +130,10 @@ class Slice:
         """What of a file makes an op's values NaN or Inf on finite inputs: its weight, or what its layer reads."""
         return None
 
+    def concerns(self, model: ModelFile) -> Iterable[str]:
+        """What is odd about a file as far as a second tells: a line each, with the command that says more."""
+        return ()
+
     def facts(
         self, seen: Compared, source: Source, lane: Lane, limit: float, rope: Rope | None, dim: int | None
     ) -> tuple[Fact, ...] | None:

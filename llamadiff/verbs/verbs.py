@@ -26,6 +26,7 @@ from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, capture_run, in_engine, opened_for, stream_run
 from llamadiff.judge.preflight.checks import check_same_run
 from llamadiff.judge.sketching import sketch_of
+from llamadiff.judge.verdict import is_right
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
@@ -80,7 +81,8 @@ def compare(
     other = plugins.ask_first(lambda each: each.comparison_of(candidate, how))
     if other is not None:
         with child or Child(run.settings) as ready, _workplace(save) as folder:
-            return _add_timing(other(model, candidate, run, how, Path(folder), ready), started)
+            result = other(model, candidate, run, how, Path(folder), ready)
+            return _add_timing(_with_concerns(result, ModelFile(model)), started)
     with child or Child(run.settings) as ready:  # gets ready while the model is opened
         ready.meanwhile.append(_get_ready_to_judge)
         ready.ahead(Request(str(model), settings=run.settings))
@@ -97,7 +99,14 @@ def compare(
             else:
                 how = replace(how, partial=how.partial or run.is_partial)
                 result = _judged_run(engine, request, brought, how, ready, keep, started)
-    return _add_timing(replace(result, engine=used), started)
+    return _add_timing(_with_concerns(replace(result, engine=used), file), started)
+
+
+def _with_concerns(result: Comparison, file: ModelFile) -> Comparison:
+    """With what is odd about the file, before what to do where all is right, else after it."""
+    found = tuple(line for lines in plugins.ask_all(lambda each: each.concerns(file)) for line in lines)
+    steps = (*found, *result.next_steps) if is_right(result.verdict) else (*result.next_steps, *found)
+    return replace(result, next_steps=steps)
 
 
 def _judged_run(

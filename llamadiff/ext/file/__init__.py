@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamadiff.plugins import Slice
@@ -36,6 +36,11 @@ class File(Slice):
         from llamadiff.ext.file.finite import not_finite
 
         return not_finite(model, weight, layer)
+
+    def concerns(self, model: ModelFile) -> Iterable[str]:
+        from llamadiff.ext.file.concerns import concerns
+
+        return concerns(model)
 
 
 slice_ = File()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from llamadiff.plugins import Slice
@@ -34,6 +34,11 @@ class Prompt(Slice):
         from llamadiff.ext.prompt.chat_template import render
 
         return render
+
+    def concerns(self, model: ModelFile) -> Iterable[str]:
+        from llamadiff.ext.prompt.tokens.concerns import concerns
+
+        return concerns(model)
 
 
 slice_ = Prompt()

@@ -50,7 +50,8 @@ def llama_server(*mistakes):
                 "parameters": tool["function"].get("parameters") or {"type": "object", "properties": {}}}}
             for tool in asked.get("tools") or ()
         ]  # fmt: skip
-        given = {**asked, "messages": [as_parsed(each) for each in asked["messages"]], "tools": tools,
+        messages = [as_parsed(each) for each in asked["messages"]]
+        given = {**asked, "messages": messages, "tools": tools,
                  "bos_token": "", "eos_token": "</s>",
                  "add_generation_prompt": asked.get("add_generation_prompt")}  # fmt: skip
         return 200, {"prompt": ENGINE["render"](given, mistakes.__contains__)}
