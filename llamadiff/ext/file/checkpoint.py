@@ -20,6 +20,7 @@ from llamadiff.ext.file.decides import module_oddities, routing_oddities
 from llamadiff.ext.file.explain import Guess, explained
 from llamadiff.ext.file.mistakes import Made, guesses_of
 from llamadiff.ext.file.pairs import FLOOR, Measured, Pair, in_file, with_lacking_scale
+from llamadiff.ext.file.rules import assumptions
 from llamadiff.ext.file.safetensors_files import open_checkpoint
 from llamadiff.ext.file.transforms import TRANSFORMS, Sizes, cut_qkv, joined_experts
 from llamadiff.ext.file.views import Stored, concatenated
@@ -222,6 +223,7 @@ class Checkpoint(OtherSide):
             yield name, f"is of type {kind[:20]} in {self.label}, which is not read"
 
     def notes(self) -> Iterator[str]:
+        yield from assumptions(self.model)
         yield from (found for found in self.ids if isinstance(found, str))
 
     def explain(self, measured: Measured) -> Oddity:

@@ -86,7 +86,13 @@ def _modules(folder: Path) -> Iterator[tuple[str, Path]]:
 def _pooling(model: ModelFile, folder: Path) -> Iterator[Oddity]:
     path = folder / "config.json"
     config = read_json(path, MAX_MODULES, "a Pooling module's config.json") if path.is_file() else {}
-    wanted = [kind for mode, kind in MODES.items() if isinstance(config, dict) and config.get(f"pooling_mode_{mode}")]
+    config = config if isinstance(config, dict) else {}
+    wanted = [kind for mode, kind in MODES.items() if config.get(f"pooling_mode_{mode}")]
+    wanted += [
+        kind
+        for mode, kind in MODES.items()
+        if config.get("pooling_mode") == mode.removesuffix("_tokens").removesuffix("_token")
+    ]
     found = model.hyper_parameter("pooling_type")
     if len(wanted) != 1 or found == wanted[0]:
         return

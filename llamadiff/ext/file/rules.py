@@ -35,6 +35,7 @@ ASSUMED_ANYWHERE: Mapping[str, Callable[[ModelFile], str]] = {
 }
 ASSUMED_OF_BPE: Mapping[str, Callable[[ModelFile], str]] = {
     "tokenizer.ggml.bos_token_id": lambda m: "token 11",
+    "tokenizer.ggml.eos_token_id": lambda m: "token 11",
     "tokenizer.ggml.pre": lambda m: "default, with a warning that generation will be degraded",
 }
 

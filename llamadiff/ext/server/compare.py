@@ -38,6 +38,7 @@ from llamadiff.ext.prompt.tokens.changes import Change, changed, changes_of
 from llamadiff.ext.server import words
 from llamadiff.ext.server.answers import FEW_DIGITS, SUFFIX, Answers, Probe, Row
 from llamadiff.ext.server.candidate import LEAST, Question, answers_in, as_trace, ask, chosen
+from llamadiff.ext.server.embeddings import compare_embeddings, pools
 from llamadiff.ext.server.history import mixtures
 from llamadiff.ext.server.words import Found
 from llamadiff.ext.state.variation import PREFIX, varied
@@ -85,6 +86,8 @@ def compare_server(
     """
     spec = str(candidate)
     file = ModelFile(model, how.precision, run.settings.threads)
+    if pools(file):
+        return compare_embeddings(model, candidate, run, how, folder, child)
     engine, used = in_engine(file, how, run.settings.threads)
     kept = None if is_server(spec) else answers_in(spec)
     if kept is not None:
