@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import typer
 
 from llamadiff.cli.complaint import complain
 from llamadiff.cli.reports import Reports
+from llamadiff.judge.verdict import UNCHECKED, WRONG
 from llamadiff.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,12 +44,15 @@ class Tally:
 
     def finish(self) -> str:
         """Write reports and annotations -> the verdict of all. Raises UserError where nothing could be checked."""
-
         self.reports.write_several(self.results, self.refused)
         from llamadiff.result.comparison import verdict_of
 
         if self.annotate or os.environ.get("GITHUB_ACTIONS") == "true":
             self._put_annotations()
+        found = Counter([*(result.verdict for _, result in self.results), *("refused" for _ in self.refused)])
+        if found.total() > 1 and not self.reports.takes_standard_output:
+            some = [f"{found[what]} {what}" for what in (WRONG, UNCHECKED, "refused") if found[what]]
+            typer.echo(f"{', '.join(some) or 'all right'}, of {found.total()}")
         *others, last = [reason for _, reason in self.refused] or [""]
         for reason in others:
             complain(reason)

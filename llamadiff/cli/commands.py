@@ -99,7 +99,9 @@ def capture(
     taken = trace.sketch.rows if trace.sketch is not None else trace
     verdict = str(trace.info.producer[CHECKED]["verdict"])
     what = f"{len(taken)} taps of {len(trace.info.tokens)} tokens, checked: {verdict.upper()}"
-    typer.echo(f"{_escape(output)}: {what}", err=True)
+    from llamadiff.report.terminal.escape import escape_line
+
+    typer.echo(f"{escape_line(str(output), 4000, plain=os.sep)}: {what}", err=True)
     raise typer.Exit(1 if verdict == "wrong" else 0)
 
 
@@ -180,13 +182,6 @@ def _progress() -> Any:
     from llamadiff.report.status_line import progress
 
     return progress()
-
-
-def _escape(text: object) -> str:
-    """Foreign text on one line."""
-    from llamadiff.report.terminal.escape import escape_line
-
-    return escape_line(str(text), 4000, plain=os.sep)
 
 
 COMMANDS = (

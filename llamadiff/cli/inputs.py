@@ -106,8 +106,8 @@ def from_environment() -> str:
 
 def two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None) -> list[Named]:
     """The files that are read where two traces are compared."""
-    traces = [("the baseline", baseline), ("the candidate", candidate), ("the model", model)]
-    return [*traces, ("the tolerance file", tolerance)]
+    words = ("the baseline", "the candidate", "the model", "the tolerance file")
+    return list(zip(words, (baseline, candidate, model, tolerance), strict=True))
 
 
 def rules_of(tolerance: Path | None) -> Rules:

@@ -121,10 +121,7 @@ def refuse_report(output: Path) -> None:
     """Raise UserError for the name of a trace that ends as a report's does."""
     ending = next((each for form in formats() for each in form.endings if output.name.endswith(each)), None)
     if ending is not None:
-        raise UserError(
-            f"-o {output}: {ending} is a report's ending, and this writes a trace; "
-            f"give a name that ends in .safetensors, or compare -o {output} for the report"
-        )
+        raise UserError(f"-o {output}: {ending} is a report's ending, and this writes a trace; give FILE.safetensors")
 
 
 def _write_report(form: Format, target: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What ``check`` prints: a line for each trace, and under one that failed where its recording comes from.
+"""What ``check`` prints: the finding of each trace, and under one that failed where its recording comes from.
 
 On GitHub, workflow commands too: one annotation for each cause, at the file and line of a test or a capture. It shows
 ten of a kind in a step, so the last one counts those that are left out.
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path, PurePath
+from textwrap import wrap
 
 from llamadiff.judge.verdict import is_right
 from llamadiff.report.terminal.escape import escape_line
@@ -21,16 +22,18 @@ from llamadiff.words.provenance import provenance
 from llamadiff.words.repairs import repairs_of
 
 _LONG = 4000  # cells
-_WIDTH = 110
+_WIDTH, _BLANK = 110, " " * 8
 
 
 def lines_of(path: Path, result: Comparison) -> list[str]:
-    """The verdict in a line, with the statistics over positions; the provenance of what failed under it."""
-    said = result.summary if result.positions is None else f"{result.summary}; {in_words(result.positions)}"
-    line = f"{result.verdict.upper():6}  {path_text(path)}: {escape_line(said, _LONG)}"
-    if is_right(result.verdict):
-        return [line]
-    return [line, f"        {escape_line(provenance(result), _LONG)}"]
+    """The finding of a trace, and the statistics over positions; what to do and the provenance of what failed."""
+    said = [f"{result.verdict.upper():6}  {path_text(path)}: {escape_line(result.headline, _LONG)}"]
+    said += [f"{_BLANK}{in_words(result.positions)}"] if result.positions is not None else []
+    if not is_right(result.verdict):
+        said += [f"{_BLANK}fix: {escape_line(each.fix, _LONG)}" for each in repairs_of(result)[:1] if each.fix]
+        said.append(f"{_BLANK}{escape_line(provenance(result), _LONG)}")
+    width = max(make_console().width, 40)
+    return [line for text in said for line in wrap(text, width, subsequent_indent=_BLANK, break_on_hyphens=False)]
 
 
 def path_text(path: PurePath) -> str:

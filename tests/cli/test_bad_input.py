@@ -329,7 +329,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "candidate of words": (
         ("compare", "good.gguf", "--candidate", "notes.txt"), ("notes.txt: the log states no token ids",)),
     "a trace as a report": (
-        ("capture", "good.gguf", *IDS, "-o", "a.json"), (".json is a report's ending", "ends in .safetensors")),
+        ("capture", "good.gguf", *IDS, "-o", "a.json"), (".json is a report's ending", "give FILE.safetensors")),
     "json a directory": ((*DIFF, "-o", "json:."), ("is a directory",)),
     "json in a file": ((*DIFF, "-o", "json:notes.txt/r.json"), ("cannot be written",)),
     "save in a file": ((*COMPARE, "-o", "notes.txt/kept/"), ("notes.txt/kept: cannot be made",)),

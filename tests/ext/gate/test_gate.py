@@ -54,11 +54,11 @@ def test_given_limits_are_held(captures, small_model, tmp_path):
     assert run(*words, "--max-mean-kl", "1", "--max-p99-kl", "1").returncode == 0
     done = run(*words, "--max-mean-kl", "1e-9")
     assert done.returncode == 1
-    assert "the logits do not pass the gate: over 7 positions the KL has mean" in done.stdout
-    assert "more than the limit, 1.0e-09" in done.stdout
-    assert "every op of llama.cpp is right on the inputs it was given" in done.stdout
+    said = " ".join(done.stdout.split())
+    assert "the logits do not pass the gate: over 7 positions the KL has mean" in said
+    assert "more than the limit, 1.0e-09" in said
     tail = run(*words, "--max-p99-kl", "1e-9")
-    assert "99th percentile" in tail.stdout
+    assert "99th percentile" in " ".join(tail.stdout.split())
     assert tail.returncode == 1
 
 
