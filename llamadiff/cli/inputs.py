@@ -38,7 +38,7 @@ SEPARATORS = "/\\"  # of folders, on all systems
 ALIKE = 0.85  # of two names, from which on one may be the other misspelt
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
 _BYTES = re.compile("([0-9]{1,15})([KMGkmg]?)")
-_RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
+_ADDRESS = re.compile(r"[\w.-]{1,99}:\d{2,5}", re.ASCII)  # of a server, without its http://
 _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
@@ -149,6 +149,8 @@ def _refuse_a_path(prompt: str | None, takes_candidate: bool) -> None:
     meant = next(iter(get_close_matches(path.name, traces, 1, ALIKE)), None) if len(prompt.split()) == 1 else None
     if meant is not None and takes_candidate:
         raise UserError(f"{prompt}: no such trace; {meant} is there ({as_prompt})")
+    if takes_candidate and _ADDRESS.fullmatch(prompt):
+        raise UserError(f"{prompt}: looks like a server; give --candidate http://{prompt} and a prompt ({as_prompt})")
     if not _looks_like_a_path(prompt):
         return
     wanted = "give a trace that is there, or --candidate" if takes_candidate else "give a prompt"
@@ -198,11 +200,6 @@ def prompt_of(prompt: str | None) -> str | None:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def as_typed(prompt: str) -> str:
-    """A text as an argument has it that means the text itself: ``prompt_of`` the other way."""
-    return FILE + prompt if prompt.startswith(FILE) else prompt
-
-
 def _file_in(text: str | None) -> str | None:
     """The file of a value ``@FILE``."""
     return text[1:] if text is not None and text[:1] == FILE != text[1:2] and text[1:] else None
@@ -214,17 +211,6 @@ def bytes_of(text: str, option: str = "--spend") -> int:
     if match is None or int(match[1]) == 0:
         raise UserError(f"{option} {text[:40]}: expected bytes such as 500000, 64M or 1G")
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
-
-
-def range_of(text: str | None) -> tuple[int, int] | None:
-    """``3-5``, or ``4``, as the first and the last, counted from 1."""
-    if text is None:
-        return None
-    match = _RANGE.fullmatch(text.strip())
-    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= first <= last:
-        raise UserError(f"--graphs {text[:40]}: expected two numbers such as 3-5, the first graph is 1")
-    return first, last
 
 
 def _read_text(file: str | Path, limit: int, expected: str) -> str:

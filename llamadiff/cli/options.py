@@ -169,8 +169,6 @@ Annotate = Annotated[
 Update = Annotated[bool, _flag("--update", JUDGEMENT, "Record the traces anew, by llama.cpp, and print what changed.")]
 Force = Annotated[bool, _flag("--force", JUDGEMENT, "Overwrite a capture that is there, or is of another model.")]
 FailOn = Annotated[str, _choice("--fail-on", JUDGEMENT, tuple(FAILING), "Which verdict makes the exit code 1.")]
-Text = Annotated[Path | None, _option("--text", ENGINE, "FILE", "Perplexity and KL over this text, too.")]
-Spend = Annotated[str | None, _option("--spend", ENGINE, "BYTES", "Which finer types recover most for 64M more.")]
 Explain = Annotated[
     float,
     _option(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 from llamadiff import plugins
 from llamadiff.engines.own_graph import own_graph
@@ -16,11 +20,12 @@ from llamadiff.llamacpp.request import GPU, HELPER, Request, Settings
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.numerics.compiled.library import instructions
 from llamadiff.numerics.cpu import BLAS_ROWS
+from llamadiff.system.commands import split_line
 from llamadiff.system.errors import UserError
+from llamadiff.system.libraries import HERE
 
 PACKAGES = ("numpy", "gguf", "safetensors", "rich", "typer", "pandas", "jinja2", "threadpoolctl")
-
-
+EXTRAS = {"transformers": "torch", "sweep": "pyarrow"}  # what one can do without, by its extra, and a package of each
 _INSTRUCTIONS = {
     "avx512": "compiled, for AVX-512",
     "avx2": "compiled, for AVX2",
@@ -45,12 +50,20 @@ def examine(place: Settings | None = None, stands: str = "") -> Iterator[Examine
 
     ``stands``: what the environment has for ``--llama-cpp``.
     """
+    yield Examined("llamadiff", FACT, import_module("llamadiff").__version__)
     yield Examined("python", FACT, f"{platform.python_version()} on {platform.platform(terse=True)}")
     for name in PACKAGES:
         try:
             yield Examined(name, OK, version(name))
         except PackageNotFoundError:
             yield Examined(name, BAD, f"not installed: pip install {name}")
+    for extra, name in EXTRAS.items():
+        there = find_spec(name) is not None
+        yield Examined(f"extra {extra}", OK if there else FACT, "installed" if there else f"not installed ({name})")
+    compiler = (split_line(os.environ.get("CC", "")) or [HERE.compiler])[0]
+    there = which(compiler) is not None
+    found = compiler if there else f"no {compiler}: watch and --llama-cpp DIR need one; install it, or set CC"
+    yield Examined("C compiler", OK if there else NOTE, found)
     yield _kernels()
     for missing in plugins.missing_slices():
         yield Examined(f"slice {missing.name}", BAD, f"missing: {missing.reason}")

@@ -83,7 +83,10 @@ def reason(error: BaseException, unnamed: str = "standard output") -> str:
     if isinstance(error, OSError):
         return f"{error.filename or unnamed}: {error.strerror or error}"
     if hasattr(error, "format_message"):  # the command line was not understood
-        return f"{error.format_message()}{_refused_value(error)} (llamadiff --help; llamadiff COMMAND --help)"
+        said, command = error.format_message(), getattr(getattr(error, "ctx", None), "info_name", None)
+        quote = '; words that belong together stand in quotes: "Once upon a time"' if "extra argument" in said else ""
+        own = f"llamadiff {command} --help" if command in sys.argv[1:2] else "llamadiff --help"
+        return f"{said}{_refused_value(error)}{quote} ({own})"
     return f"a fault in llamadiff, please report it: {type(error).__name__}: {error} ({_place(error)})"
 
 

@@ -115,7 +115,15 @@ def test_taps_lists_each_kind_of_layer_with_its_layers(name, kinds, small_model)
 
 def test_doctor_says_what_is_there():
     done = run("doctor")
-    for words in ("llama-cpp-python", "built with", "tensor layout", "quantized decode, repacked"):
+    for words in (
+        "llamadiff   ",
+        "C compiler",
+        "extra sweep",
+        "llama-cpp-python",
+        "built with",
+        "tensor layout",
+        "quantized decode, repacked",
+    ):
         assert words in done.stdout
     assert done.stderr == ""
 

@@ -9,8 +9,8 @@ import typer
 
 from llamadiff.cli.command import MODEL, Command
 from llamadiff.cli.commands import run_compare
-from llamadiff.cli.inputs import MAX_TEXT_FILE, RunOptions, as_typed, bytes_of
-from llamadiff.cli.options import Chat, FailOn, LlamaCpp, Model, Prompt, Spend, Text, Tokens
+from llamadiff.cli.inputs import MAX_TEXT_FILE, RunOptions, bytes_of
+from llamadiff.cli.options import ENGINE, Chat, FailOn, LlamaCpp, Model, Prompt, Tokens
 from llamadiff.cli.reports import Reports, with_reports
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from llamadiff.engines.run_spec import Costing
 
 BEGINNING = 32  # words of a text, that are the prompt where none is given
+Text = Annotated[
+    Path | None,
+    typer.Option("--text", help="Perplexity and KL over this text, too.", rich_help_panel=ENGINE, metavar="FILE"),
+]
+Spend = Annotated[
+    str | None,
+    typer.Option(
+        "--spend", help="Which finer types recover most for 64M more.", rich_help_panel=ENGINE, metavar="BYTES"
+    ),
+]
 
 
 def loss(
@@ -32,7 +42,8 @@ def loss(
     On the prompt, or on a text's beginning and over all of it."""
     costing = _costing_of(other, text, spend)
     if prompt is None and tokens is None and costing.text is not None:
-        prompt = as_typed(" ".join(costing.text.split()[:BEGINNING]))
+        words = " ".join(costing.text.split()[:BEGINNING])
+        prompt = f"@{words}" if words.startswith("@") else words  # the text itself, and no file
     asked = RunOptions(prompt, tokens, chat, 0, llama_cpp)
     run_compare(model, asked, str(other), None, fail_on, reports, {"costing": costing}, [("the text", text)])
 

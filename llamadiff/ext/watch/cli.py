@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Annotated
 import typer
 
 from llamadiff.cli.command import LLAMA_CPP, Command
-from llamadiff.cli.inputs import bytes_of, range_of, settings_of
+from llamadiff.cli.inputs import bytes_of, settings_of
 from llamadiff.cli.options import finish
 from llamadiff.cli.reports import Reports, with_files
 from llamadiff.report.formats import CSV, Format, of_several
 from llamadiff.system.collisions import kept_files, refuse_collisions
+from llamadiff.system.errors import UserError
+
+_RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 
 
 def _formats() -> tuple[Format, ...]:
@@ -67,13 +71,24 @@ def watch(
 
     refuse_collisions([], [*kept_files(keep), *reports.output_files])
     sizes = bytes_of(max_waiting, "--max-waiting"), bytes_of(max_weights, "--max-weights")
-    bounds = Bounds(range_of(graphs), first, every, nodes, *sizes, bytes_of(max_node, "--max-node"))
+    bounds = Bounds(_range_of(graphs), first, every, nodes, *sizes, bytes_of(max_node, "--max-node"))
     found = watch_program(
         program, bounds, How(pictures=reports.pictures), keep, settings_of(llama_cpp, environment=False)
     )
     reports.write_several(found.graphs)
     print_watched(found.graphs, found.said, found.ended, make_console(sys.stderr))
     finish(found.verdict)
+
+
+def _range_of(text: str | None) -> tuple[int, int] | None:
+    """``3-5``, or ``4``, as the first and the last, counted from 1."""
+    if text is None:
+        return None
+    match = _RANGE.fullmatch(text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last:
+        raise UserError(f"--graphs {text[:40]}: expected two numbers such as 3-5, the first graph is 1")
+    return first, last
 
 
 COMMANDS = (
