@@ -64,6 +64,7 @@ $(VENV)/with-%: $(VENV)/developing
 
 demo: install  ## the main job on the shipped model, right and then with a bug in it
 	$(BIN)/llamadiff demo
+	@echo "llamadiff is $(BIN)/llamadiff; after \". $(BIN)/activate\" it is a command of this shell"
 
 test: develop  ## the quick tests, and the captures; with EXTRAS="torch compilers" all of them; with SLICE=port that one's
 	$(BIN)/python $(PYTEST) $(QUICK) $(SLICE:%=$(CONTRACTS) tests/ext/%)

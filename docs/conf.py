@@ -32,7 +32,8 @@ html_title = "llamadiff"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sphinx = html_show_copyright = False
-html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
+html_theme_options = {"top_of_page_buttons": []}  # the sources of some pages are not in the repository
+html_copy_source = False
 
 
 def write_bugs(_app: Sphinx) -> None:
@@ -84,6 +85,8 @@ def with_navigation(section: str) -> str:
     caption = section.partition("\n")[0].removeprefix("## ")
     entries = "".join(f"{words} <{path.removesuffix('.md')}>\n" for words, path, _ in LINK.findall(section)
                       if not path.startswith(".."))  # fmt: skip
+    if not entries:
+        return section
     return f"{section}\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}```\n\n"
 
 

@@ -70,6 +70,7 @@ def test_every_message_names_the_oldest_llama_cpp_that_is_taken():
     assert len(set().union(*stated.values())) == 1, stated
     assert stated["pyproject.toml"]
     assert not re.findall("llama-cpp-python==", TOML.read_text("utf-8"))
+    assert f"llama-cpp-python {stated['pyproject.toml'][0]} or later" in (ROOT / "README.md").read_text("utf-8")
 
 
 BLOCK = """

@@ -123,7 +123,8 @@ def test_no_page_is_wider_than_its_screen(site: Path, browser: Any, width: int) 
 @needs("sphinx", "playwright", "chromium")
 @pytest.mark.parametrize(("words", "found"), [
     ("gibberish", "gibberish-from-the-first-token.html"), ("command not found", "install.html"),
-    ("rotates halves", "rope-layout.html"), ("NaN", "nan.html"),
+    ("rotates halves", "rope-layout.html"), ("NaN", "nan.html"), ("4096 tokens", "right-until-4096-tokens.html"),
+    ("CUDA wrong", "right-on-cpu-wrong-on-gpu.html"), ("embedding cosine", "embedding-is-off.html"),
 ])  # fmt: skip
 def test_what_people_search_for_is_found(site: Path, browser: Any, words: str, found: str) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
