@@ -6,6 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 from command import run
 from places import ROOT
@@ -76,8 +77,10 @@ def test_the_action_and_the_hooks_bring_a_llama_cpp_that_nobody_compiles():
     assert [hook["additional_dependencies"] for hook in hooks] == [[".[prebuilt]"]] * 2
 
 
-def test_the_workflow_gives_the_action_what_it_takes():
-    workflow = yaml.safe_load((ROOT / "docs/llamadiff.yml").read_text("utf-8"))
+@pytest.mark.parametrize("page", ["docs/llamadiff.yml", "docs/tutorials/my-ci.md"])
+def test_the_workflow_gives_the_action_what_it_takes(page):
+    text = (ROOT / page).read_text("utf-8")
+    [workflow] = [yaml.safe_load(block) for block in re.findall("^```yaml\n(.*?)^```", text, re.M | re.S) or [text]]
     [step] = [step for step in workflow["jobs"]["captures"]["steps"] if "llamadiff/" in step.get("uses", "")]
     assert step["uses"].split("@")[0].split("llamadiff/")[1] == ".github/actions/check"
     assert set(step["with"]) <= set(ACTION["inputs"])
