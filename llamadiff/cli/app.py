@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Annotated, Any
 
 import typer
@@ -37,9 +38,7 @@ class Page(typer.core.TyperGroup):
         formatter.write("".join(f"Missing: {each.name} ({each.reason})\n" for each in plugins.missing_slices()))
 
 
-app = typer.Typer(
-    cls=Page, context_settings={"help_option_names": ["-h", "--help"]}, pretty_exceptions_enable=False
-)  # fmt: skip
+app = typer.Typer(cls=Page, context_settings={"help_option_names": ["-h", "--help"]}, pretty_exceptions_enable=False)
 
 
 def _version(asked: bool) -> None:
@@ -59,10 +58,7 @@ def llamadiff(
     """Options that need no command."""
 
 
-_commands = [
-    *COMMANDS,
-    *(command for commands in plugins.ask_all(lambda each: each.commands()) for command in commands),
-]
+_commands = [*COMMANDS, *chain.from_iterable(plugins.ask_all(lambda each: each.commands()))]
 for _command in sorted(_commands, key=lambda command: PANELS.index(command.panel)):
     _examples = "\n\n".join(("Examples:", *_command.examples)) if _command.examples else None
     app.command(rich_help_panel=_command.panel, epilog=_examples)(_command.function)

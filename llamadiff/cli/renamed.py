@@ -9,9 +9,7 @@ from os.path import join
 from llamadiff.cli.complaint import complain
 
 Words = list[str]
-WITH_REPORTS = {
-    "compare", "diff", "backend", "check", "variants", "port", "weights", "sweep", "replay",
-}  # fmt: skip
+WITH_REPORTS = {"compare", "diff", "backend", "check", "variants", "port", "weights", "sweep", "replay"}
 
 
 def _setting_of(key: str) -> Callable[[str], Words]:
@@ -28,11 +26,9 @@ def _file(option: str) -> Callable[[str], Words]:
 
 COMMANDS = {"diagnose": "diff"}
 FLAGS = {
-    "--flash-attn": ["--llama-cpp", "flash_attn=on"],
-    "--repack": ["--llama-cpp", "repack=on"],
-    "--explain-output": ["--explain", "600"],
-    "--verbose": ["--full"],
-}
+    "--flash-attn": ["--llama-cpp", "flash_attn=on"], "--repack": ["--llama-cpp", "repack=on"],
+    "--explain-output": ["--explain", "600"], "--verbose": ["--full"],
+}  # fmt: skip
 COSTING = ("--text", "--spend")  # options of compare, which are loss's
 PROMPT = "--prompt-file"  # an option for what is an argument, behind the model
 VALUES = {
