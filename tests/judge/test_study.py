@@ -222,6 +222,11 @@ def test_what_the_error_looks_like(traces):
     assert "only token 3 is wrong" in described(ffn_up_1=up * (np.arange(7) == 3)[:, None].astype(np.float32) + up)
     periodic = up * np.where(np.arange(up.shape[1]) % 32 == 5, 2, 1).astype(np.float32)
     assert "the wrong channels repeat every 32" in described(ffn_up_1=periodic)
+    one = up.copy()
+    one[3, 5] *= 2
+    said = described(ffn_up_1=one)
+    assert "only channel 5 is wrong" in said
+    assert "times" not in said  # as any one value is
 
 
 @needs_slices("explain")

@@ -209,7 +209,8 @@ def _values(d: Deviation, region: Array, what: str, wrong: list[int]) -> Fact | 
         return Fact("part zero", f"{are(wrong)} all zero") if d.expected[region].any() else None
     right, found = d.expected[region], d.recorded[region]
     times = float((right * found).sum() / max(float(np.square(right).sum()), 1e-300))
-    if times and d.explained_by(np.where(region, times * d.expected, d.expected)):
+    several = len(right) > 1  # one value is any other one times something
+    if times and several and d.explained_by(np.where(region, times * d.expected, d.expected)):
         they = "they" if len(wrong) > 1 else "it"
         return Fact("part factor", f"{are(wrong)} {factor(times)} times what {they} should be", (times,))
     step = _shift(d, wrong)
