@@ -117,7 +117,8 @@ HALF_SCALES: dict[str, Callable[[Array], Array]] = {
 }
 COMPUTES = EIGHT_BITS | HALF_SCALES  # what an engine may say that it rounds activations to, besides 16 bits
 ROUNDINGS |= COMPUTES
-EIGHT_BIT_WAYS = {kind: ROUNDINGS[kind] for kind in ("Q8_0", "Q8_K")} | EIGHT_BITS  # ggml's first
+EIGHT_BIT_WAYS = {kind: ROUNDINGS[kind] for kind in ("Q8_0", "Q8_K")} | COMPUTES  # ggml's first
+del EIGHT_BIT_WAYS["8 bits, one float16 scale for 32"]  # which is Q8_0
 
 
 def round_to(x: Array, to: str, edges: Sequence[int] = ()) -> Array:
@@ -150,7 +151,7 @@ def sums_beside(x: Array, to: str) -> tuple[Array, ...]:
 
 def eight_bit_ways(width: int) -> dict[str, Callable[[Array], Array]]:
     """Those that rows of a width can have: ggml's are of whole blocks."""
-    return {way: to for way, to in EIGHT_BIT_WAYS.items() if way in EIGHT_BITS or fits_blocks(width, way)}
+    return {way: to for way, to in EIGHT_BIT_WAYS.items() if way in COMPUTES or fits_blocks(width, way)}
 
 
 def fits_blocks(width: int, kind: str) -> bool:

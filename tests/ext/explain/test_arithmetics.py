@@ -74,6 +74,14 @@ def test_layer_outputs_tell_how_activations_and_the_cache_are_rounded(way, small
     assert all(any(words in clause for clause in found.manner.clauses()) for words in says)
 
 
+def test_whole_dumps_tell_what_a_scale_is_kept_in(small_model):
+    """One factor of a batch's products is its scale's rounding, and no bug."""
+    path = small_model("llama", kind="Q4_0")
+    found = judged(path, trace_of(path, lambda x: eight_bits(x, 0, half=True)))
+    assert found.verdict == "noise"
+    assert any("8 bits, one float16 scale for the tensor" in clause for clause in found.manner.clauses())
+
+
 @pytest.fixture(scope="module")
 def massive(tmp_path_factory):
     """A model with two channels as trained ones have: of 1000 times the others, from the second layer on."""

@@ -301,7 +301,8 @@ def _nearest(errors: Sequence[Mapping[str, Array]]) -> tuple[str, float, bool]:
     distances = {base: distance(base) for base in common}
     least = min(distances.values())
     equals = [base for base, found in distances.items() if found <= EQUAL * least]
-    return equals[0], distances[equals[0]], len(equals) == 1
+    alone = len({base.replace("float16 ", "").replace("float32 ", "") for base in equals}) == 1
+    return equals[0], distances[equals[0]], alone
 
 
 def _errors(case: Case) -> dict[str, Array]:
