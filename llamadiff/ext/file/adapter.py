@@ -31,7 +31,7 @@ def fitted(report: WeightReport, adapter: ModelFile, model: ModelFile) -> Weight
         says = _misfit(low, pair, name, model.weights)
         if says:
             found.append(Oddity(name, says, "shape"))
-        elif pair.is_whole:
+        elif pair.is_whole and _is_of_one_rank(low, pair, name):
             sizes[name] = _added(low, pair, model, name)
     for name, size in sizes.items():
         if size > LARGE:
@@ -51,12 +51,16 @@ def adapter_oddities(low: Weights) -> Iterator[Oddity]:
         if not pair.is_whole:
             lacks = ".lora_b" if pair.a else ".lora_a"
             yield Oddity(name, f"has no {lacks}: llama.cpp refuses the adapter", "missing")
-        elif name != EMBEDDING and low.shape(pair.a)[-2] != rank_of(low, pair):
+        elif not _is_of_one_rank(low, pair, name):
             says = f"lora_a has {low.shape(pair.a)[-2]} rows, lora_b rows of {rank_of(low, pair)}: both are the rank"
             yield Oddity(name, says, "shape")
     if not low.fields.get(ALPHA):
         says = f"{ALPHA} is {low.fields.get(ALPHA, 'not in the file')}: llama.cpp then adds B A, not alpha / rank of it"
         yield Oddity("metadata", says, "metadata", certain=False)
+
+
+def _is_of_one_rank(low: Weights, pair: LowRank, name: str) -> bool:
+    return low.shape(pair.a)[-1 if name == EMBEDDING else -2] == rank_of(low, pair)
 
 
 def _misfit(low: Weights, pair: LowRank, name: str, weights: Weights) -> str:

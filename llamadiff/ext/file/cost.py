@@ -54,7 +54,7 @@ class Cost:
 def costs_of(samples: Sequence[QuantizedRows]) -> list[Cost]:
     """The cost of each sample's type on its values."""
     asked = [i for i, sample in enumerate(samples) if _is_asked(sample)]
-    made = dict(zip(asked, _quantized([samples[i] for i in asked]), strict=True))
+    made = dict(zip(asked, quantized([samples[i] for i in asked]), strict=True))
     return [_cost(sample, made.get(i)) for i, sample in enumerate(samples)]
 
 
@@ -81,7 +81,7 @@ def _cost(sample: QuantizedRows, made: Array | None) -> Cost:
     return Cost(float(error.sum() / max(size.sum(), TINY)), worst)
 
 
-def _quantized(samples: Sequence[QuantizedRows]) -> list[Array | None]:
+def quantized(samples: Sequence[QuantizedRows]) -> list[Array | None]:
     """Each sample through its type's blocks; None where ggml could not be asked."""
     if not samples:
         return []

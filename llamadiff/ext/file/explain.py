@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from llamadiff.ext.file.distance import Meter, run_in_words
 from llamadiff.ext.file.orders import order_of
 from llamadiff.ext.file.pairs import Measured, Pair
+from llamadiff.ext.file.readings import another_type, low_rank, quantized_before
 from llamadiff.ext.file.views import View, blocks_of_rows, rows_of, sample, whole, width_of
 from llamadiff.ext.file.weight_faults import plain_changes
 from llamadiff.numerics.metrics import nmse
@@ -41,17 +42,25 @@ def explained(measured: Measured, guesses: Iterable[Guess], heads: int) -> Oddit
         return Oddity(pair.name, f"{measured.distance.not_finite} values are not finite, {measured.place()}",
                       "not-finite")  # fmt: skip
     if not off.any() or off.mean() > EVERYWHERE:
-        for guess in guesses:
-            if fits(guess.view, pair, measured.limit):
-                return Oddity(pair.name, guess.says, guess.cause)
-        told = next(_by_measuring(pair, heads, measured.limit), None)
-        if told is not None:
-            return Oddity(pair.name, told, "changed")
+        found = _as_a_whole(measured, guesses, heads)
     else:
         told = _in_part(measured, off)
-        if told is not None:
-            return Oddity(pair.name, f"{measured.place()}: {told}", "part")
-    return Oddity(pair.name, f"{_size(measured)}, {measured.place()}{_inside(measured, off)}", "unknown")
+        found = Oddity(pair.name, f"{measured.place()}: {told}", "part") if told is not None else None
+    says = f"{_size(measured)}, {measured.place()}{_inside(measured, off)}"
+    return found or Oddity(pair.name, says, "unknown")
+
+
+def _as_a_whole(measured: Measured, guesses: Iterable[Guess], heads: int) -> Oddity | None:
+    """What a tensor holds instead, by its types, by the guesses, by measuring."""
+    pair, limit = measured.pair, measured.limit
+    found = next(another_type(measured), None)
+    if found is None:
+        guess = next((guess for guess in guesses if fits(guess.view, pair, limit)), None)
+        found = Oddity(pair.name, guess.says, guess.cause) if guess is not None else None
+    if found is None:
+        told = next(_by_measuring(pair, heads, limit), None)
+        found = Oddity(pair.name, told, "changed") if told is not None else low_rank(measured)
+    return found or next(quantized_before(measured), None)
 
 
 def _size(measured: Measured) -> str:
