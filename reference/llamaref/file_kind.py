@@ -19,7 +19,7 @@ class OtherKind:
 
 ADAPTER = OtherKind(
     "a LoRA adapter",
-    "give the model that it is for, and this as --llama-cpp lora=FILE; llamadiff weights FILE MODEL says if it fits",
+    "give a model into which it is merged (llama-export-lora); llamadiff weights FILE MODEL says whether it fits one",
 )
 CONTROL_VECTOR = OtherKind(
     "a control vector", "give the model that it is for; llamadiff weights FILE looks at it alone"

@@ -16,7 +16,7 @@ from models.small import write_model
 from models.split import split_model
 
 KINDS = {
-    "adapter": (other_files.write_adapter, "a LoRA adapter", "lora=FILE"),
+    "adapter": (other_files.write_adapter, "a LoRA adapter", "llamadiff weights FILE MODEL"),
     "projector": (lambda path, _: other_files.write_projector(path), "a multimodal projector", "llamadiff watch"),
     "vocabulary": (lambda path, _: other_files.write_vocabulary(path), "a vocabulary alone", "llamadiff tokens FILE"),
     "importance": (lambda path, _: other_files.write_importance(path), "an importance matrix", "llama-quantize"),
