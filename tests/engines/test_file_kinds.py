@@ -55,6 +55,7 @@ def test_its_tensors_can_be_looked_at(kind, model, tmp_path):
     done = run("weights", write(tmp_path / "other.gguf", model))
     assert done.returncode == (2 if kind == "vocabulary" else 0), done.stdout  # which has none
     assert f"the file holds {name}" in " ".join(done.stdout.split())
+    assert "suspicious" not in done.stdout
 
 
 @pytest.mark.parametrize(

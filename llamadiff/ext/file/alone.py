@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from llamaref.file_kind import ADAPTER, other_kind
+from llamaref.file_kind import ADAPTER, PROJECTOR, OtherKind, other_kind
 from llamaref.known_tensors import known_stems
 
 from llamadiff.engines.model_file import ModelFile
@@ -47,6 +47,7 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
         oddities += list(rule_oddities(model))
     else:
         notes = (f"the file holds {kind.name}: {kind.use}",)
+        oddities = [_of_no_model(kind, oddity) for oddity in oddities if oddity.certain or kind is PROJECTOR]
         oddities += adapter_oddities(model.weights) if kind is ADAPTER else []
     if kind is None and load and known_stems(model.architecture) is not None:
         progress("loading the model into llama.cpp")
@@ -55,6 +56,11 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
     described = model.describe(sha256="")
     return WeightReport(described, None, tuple(rows), _sorted(oddities, model), notes,
                         tuple(dict.fromkeys(unchecked)), timing)  # fmt: skip
+
+
+def _of_no_model(kind: OtherKind, oddity: Oddity) -> Oddity:
+    """What is odd in a model's matrices is not in counts; and an adapter may have zeros, which add nothing."""
+    return replace(oddity, certain=False) if kind is ADAPTER and oddity.cause == "zero" else oddity
 
 
 def _untold(name: str, kind: str, found: TensorRead) -> Iterator[str]:

@@ -73,6 +73,13 @@ def test_another_architecture_and_a_missing_alpha_are_said(model, tmp_path):
     assert {each.where for each in large.suspicions} == {Q, "blk.1.attn_q.weight"}
 
 
+def test_zeros_of_an_adapter_are_suspicious_and_no_more(model, tmp_path):
+    """As one has that was made and not trained."""
+    adapter = changed(write_adapter(tmp_path / "a.gguf", model), **{f"{Q}.lora_b": np.zeros((256, 4), np.float32)})
+    report = judge_weights(adapter, model)
+    assert (report.verdict, [each.where for each in report.suspicions]) == ("match", [f"{Q}.lora_b"])
+
+
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_one_that_was_merged_is_named_by_its_rank(scale, model, tmp_path):
     adapter = write_adapter(tmp_path / "a.gguf", model, ("attn_q",))
