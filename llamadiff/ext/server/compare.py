@@ -177,7 +177,7 @@ class _Case:
             return words.explain_server_verdict(result, tokens, self.seen, self.past)
         if found is None and result.verdict == UNCHECKED:
             found = self._as_near_as_ways()
-        found = self._of_its_past() or self._left_out() if right else found or self._explained()
+        found = self._left_out() or self._of_its_past() if right else found or self._explained()
         if found is not None and found.spec:
             result = self._result(quick, found.spec)
             right = result.verdict != WRONG

@@ -134,12 +134,19 @@ class _Compared:
     def right_by(
         self, conversations: Sequence[Conversation], answers: Sequence[Answer], sets: Sequence[Sequence[Way]]
     ) -> list[list[bool]]:
-        """With each of some sets of ways, of which conversations the answers are right."""
+        """With each of some sets of ways, of which conversations the answers are right.
+
+        Where a way makes the template refuse a conversation, that shows nothing.
+        """
         told = iter(self._rendered([changed_by(ways, each) for ways in sets for each in conversations]))
-        return [
-            [each is None for each in self.partings(conversations, [next(told) for _ in conversations], answers)]
-            for _ in sets
-        ]
+        found = []
+        for _ in sets:
+            own = [next(told) for _ in conversations]
+            apart = self.partings(conversations, own, answers)
+            found.append(
+                [part is None and (each is REFUSED or "text" in each) for part, each in zip(apart, own, strict=True)]
+            )
+        return found
 
     def smaller(self, found: Parting) -> Parting:
         """The smallest conversation that parts at the same line."""

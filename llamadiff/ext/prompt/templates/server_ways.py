@@ -52,18 +52,25 @@ def changed_by(ways: Sequence[Way], conversation: Conversation) -> Conversation 
 
 
 def taken(asked: Callable[[Sequence[Sequence[Way]]], Sequence[Sequence[bool]]]) -> tuple[TakenWay, ...]:
-    """The ways of a server. ``asked``: with each of some sets of ways, of which conversations its prompts are right."""
+    """The ways of a server. ``asked``: with each of some sets of ways, of which conversations its prompts are right.
+
+    What a server does it does always: a way with which a prompt is wrong that was right is none of its ways.
+    """
     ways: tuple[Way, ...] = ()
-    best = sum(asked([ways])[0])
+    (right,) = asked([ways])
+    best = sum(right)
     while rest := [way for way in WAYS if way.slot not in {each.slot for each in ways}]:
         tried = [_in_order((*ways, way)) for way in rest]
-        counts = [sum(right) for right in asked(tried)]
+        found = asked(tried)
+        counts = [
+            0 if any(old and not new for old, new in zip(right, each, strict=True)) else sum(each) for each in found
+        ]
         if max(counts) <= best:
             break
         best = max(counts)
-        ways = tried[counts.index(best)]
+        ways, right = tried[counts.index(best)], found[counts.index(best)]
     without = asked([[each for each in ways if each is not way] for way in ways])
-    return tuple(TakenWay(way, best - sum(right)) for way, right in zip(ways, without, strict=True))
+    return tuple(TakenWay(way, best - sum(each)) for way, each in zip(ways, without, strict=True))
 
 
 def _in_order(ways: Sequence[Way]) -> tuple[Way, ...]:

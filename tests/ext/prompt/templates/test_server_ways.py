@@ -116,4 +116,7 @@ def test_those_that_bring_prompts_nearer_are_taken(has):
             yield [name in slots or name not in has for name in ("parts", "developer")]
 
     found = taken(lambda sets: [*asked(sets)])
+    assert not taken(
+        lambda sets: [[len(ways) == 0, len(ways) > 0, len(ways) > 0] for ways in sets]
+    )  # one is wrong by it
     assert [(each.way.slot, each.count) for each in found] == [(slot, 1) for slot in has]
