@@ -11,6 +11,7 @@ from llamadiff.judge.verdict import UNCHECKED, WRONG, is_right
 from llamadiff.result.comparison import Judged
 from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.rows import Row, is_slight, leading_row, stem
+from llamadiff.trace.taps import LOGITS
 from llamadiff.words import diagnosis_text, unjudged
 
 _ALONE = "each is judged by itself then"
@@ -47,7 +48,7 @@ def next_steps(verdict: str, judged: Judged, is_engine: bool, between: Sequence[
     if first is None:
         lacking = unjudged.steps_when_lacking(judged.coverage) if judged.coverage is not None else ()
         gaps = (*lacking, *unjudged.step_when_unjudgeable(rows, judged.origin), *_steps_when_unclear(rows))
-        return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, judged.missing))
+        return gaps if rows and gaps else (*gaps, *_steps_when_right(verdict, rows, is_engine))
     known = [d for d in diagnosis if d.known and not d.harmless]
     steps = [fix_step(d) for d in known[:4]]
     if first.misrecorded:
@@ -155,14 +156,10 @@ def advice(row: Row, read_back: Collection[str] = ()) -> str:
     return f"check {row.weight}{kind}: the right tensor, its orientation, its dequantization, and the bias"
 
 
-def _steps_when_right(verdict: str, rows: Sequence[Row], missing: Sequence[str]) -> tuple[str, ...]:
+def _steps_when_right(verdict: str, rows: Sequence[Row], is_engine: bool) -> tuple[str, ...]:
+    """Where to look where nothing is wrong: of an engine whose logits were judged, behind them."""
     if verdict == UNCHECKED or not rows:
         return ("record more taps; llamadiff taps MODEL lists them with their shapes",)
-    judged = [row.local.nmse for row in rows if row.local is not None]
-    steps = [f"the smallest tolerance that still passes: match = {max(judged):.1e}"] if judged else []
-    if missing and len(missing) > len(rows):
-        steps.append(f"{len(missing)} taps were not recorded: llamadiff writer LANGUAGE --model MODEL prints each line")
-    return (
-        *steps,
-        "if the text is still wrong, look at what comes after the logits: sampling, detokenization, the prompt",
-    )
+    if is_engine or not any(row.tap == LOGITS for row in rows):
+        return ()
+    return ("if the text is still wrong, look at what comes after the logits: sampling, detokenization, the prompt",)

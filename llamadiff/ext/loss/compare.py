@@ -121,4 +121,5 @@ def _told(result: Comparison, loss: Loss) -> Comparison:
         told = Message(line, (before.headline, *under, *before.clauses))
     else:
         told = Message(line, (*under, before.headline, *before.clauses))
-    return replace(result, headline=told.headline, proof=told.clauses)
+    steps = result.next_steps if wrong else ()  # what comes after the logits is no question here
+    return replace(result, headline=told.headline, proof=told.clauses, next_steps=steps)

@@ -9,6 +9,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
+from llamadiff.judge.verdict import is_right
 from llamadiff.report.tables import tables_of
 from llamadiff.report.terminal.escape import tiny
 from llamadiff.report.terminal.finding import put_causes, put_fixes, put_headline, put_last_line, put_next_steps
@@ -101,8 +102,9 @@ def _put_distances(page: Page, comparison: Comparison) -> None:
 
 
 def put_absences(page: Page, comparison: Comparison, full: bool) -> None:
-    """Print which taps were not recorded; in a full report also which weights only one side read."""
-    missing, baseline = comparison.missing, page.data(comparison.baseline.get("name") or "the baseline", 40)
+    """Print which taps were not recorded, unless all is right; in a full report, and which weights one side read."""
+    missing = comparison.missing if full or not is_right(comparison.verdict) else ()
+    baseline = page.data(comparison.baseline.get("name") or "the baseline", 40)
     facts = [
         ("missing", f"{len(missing)} taps were not recorded: " if missing[1:] else "not recorded: ", missing),
         ("decoding", "ggml and gguf-py decode differently ", comparison.decoding.refused),
