@@ -24,7 +24,7 @@ def _file(option: str) -> Callable[[str], Words]:
     return lambda value: [*([option] if option else []), value if value == "-" and not option else f"@{value}"]
 
 
-COMMANDS = {"diagnose": "diff"}
+COMMANDS = {"diagnose": "diff", "bugs": "explain"}
 FLAGS = {
     "--flash-attn": ["--llama-cpp", "flash_attn=on"], "--repack": ["--llama-cpp", "repack=on"],
     "--explain-output": ["--explain", "600"], "--verbose": ["--full"],

@@ -1,4 +1,4 @@
-"""The commands bugs and explain."""
+"""The command explain."""
 
 from __future__ import annotations
 
@@ -9,40 +9,31 @@ import typer
 from llamadiff.cli.command import START, Command
 
 
-def bugs(
-    word: Annotated[
-        str | None, typer.Argument(help="A bug's name, or a word to look for.", metavar="NAME|WORD")
+def explain(
+    name: Annotated[
+        str | None, typer.Argument(help="A bug's name, as reports have it, or a word.", metavar="ID|WORD")
+    ] = None,
+    language: Annotated[
+        str | None, typer.Argument(help="Of the right op, this alone: c, rust or python.", metavar="LANGUAGE")
     ] = None,
 ) -> None:
-    """List the known bugs, and where each shows."""
-    from llamadiff.ext.explain.listing import print_bugs
+    """List known bugs, or print how one looks and is mended.
 
-    print_bugs(word)
+    Without a name all of them, with a word those that mention it: a line each. With a name its page, with the right op in
+    C, Rust and Python."""
+    from llamadiff.ext.explain.listing import print_explanation
 
-
-def explain(
-    name: Annotated[str, typer.Argument(help="A bug's name, as reports and llamadiff bugs have it.", metavar="ID")],
-) -> None:
-    """Print how a known bug looks and is mended.
-
-    With the right op in C, Rust and Python."""
-    from llamadiff.ext.explain.listing import explanation
-
-    typer.echo(explanation(name))
+    print_explanation(name, language)
 
 
 COMMANDS = (
     Command(
         START,
-        bugs,
-        (
-            "llamadiff bugs rope-layout",
-            "llamadiff bugs epsilon",
-        ),
-    ),
-    Command(
-        START,
         explain,
-        ("llamadiff explain rope-layout",),
+        (
+            "llamadiff explain                      every known bug, a line each",
+            "llamadiff explain epsilon              those that mention a word",
+            "llamadiff explain rope-layout rust     one, with the right op in Rust",
+        ),
     ),
 )

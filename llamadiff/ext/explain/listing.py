@@ -2,68 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from rich.padding import Padding
 from rich.text import Text
 
-from llamadiff.ext.explain.mends.kinds import kind_of, right_code
+from llamadiff.ext.explain.mends.kinds import LANGUAGES, kind_of, right_code
 from llamadiff.ext.explain.registry import Bug, known_bugs
 from llamadiff.report.terminal.report import make_console
 from llamadiff.system.errors import UserError
 
+NAMES = 34  # columns that names have, as most of them need
+ALIKE = {("c++", "C"), ("cpp", "C"), ("cc", "C")}  # languages that read another one's page
 
-def bugs_like(word: str | None) -> list[Bug]:
-    """The bug of this name, else those in whose name or text the word is; all without one.
 
-    Raises UserError where there is none.
+def print_explanation(name: str | None, language: str | None = None) -> None:
+    """The page of a bug, laid out on a terminal; elsewhere as Markdown. Without a name, or with a word, a line for each
+    bug that has it.
+
+    Raises UserError for a word that no bug has, or a language that no page has.
     """
-    known = known_bugs()
-    if word is None or word in known:
-        return list(known.values()) if word is None else [known[word]]
-    found = [bug for bug in known.values() if word.lower() in " ".join((bug.name, bug.about, bug.fix)).lower()]
+    console = make_console()
+    if name is None or (language is None and "+" not in name and name not in known_bugs()):
+        found = _mentioning(name)
+        for bug in found:
+            console.print(Text.assemble((f"{bug.name:<{NAMES}} ", "bold"), bug.about), no_wrap=True, overflow="ellipsis")
+        count = sum(not bug.harmless for bug in found)
+        console.print(Text(f"{count} known bugs, {len(found) - count} ways of computing that are none; "
+                           "llamadiff explain NAME says more of one"))  # fmt: skip
+        return
+    text = explanation(name, language)
+    if console.is_terminal:
+        from rich.markdown import Markdown
+
+        console.print(Markdown(text, code_theme="ansi_dark"))
+    else:
+        console.file.write(f"{text}\n")
+
+
+def _mentioning(word: str | None) -> list[Bug]:
+    """The bugs in whose name or text a word is; all without one."""
+    known = known_bugs().values()
+    found = [bug for bug in known if (word or "").lower() in " ".join((bug.name, bug.about, bug.fix)).lower()]
     if not found:
-        raise UserError(f"{word}: no known bug is called so or mentions it; llamadiff bugs lists them all")
+        raise UserError(f"{word}: no known bug is called so or mentions it; llamadiff explain lists them all")
     return found
 
 
-def print_bugs(word: str | None = None) -> None:
-    """Known bugs: each one's name, what it is, where it shows, what to do."""
-    console = make_console()
-    known = bugs_like(word)
-    for bug in known:
-        console.print(Text.assemble((bug.name, "bold"), "  no mistake: noise" if bug.harmless else ""))
-        for line in (
-            bug.about,
-            f"shows at {', '.join(bug.ops)}",
-            f"do: {bug.fix}",
-            bug.source and f"known from {bug.source}",
-        ):
-            if line:
-                console.print(Padding(Text(line), (0, 0, 0, 4)))
-    if word is None:
-        count = sum(not bug.harmless for bug in known)
-        console.print(Text(f"{count} known bugs, and {len(known) - count} ways of computing that are none"))
+def explanation(name: str, language: str | None = None) -> str:
+    """The page of a bug as Markdown, with the right op in all languages or one; of several (``a + b``, as reports name
+    them), one after the other.
 
-
-def explanation(name: str) -> str:
-    """The page of a bug; of several (``a + b``, as reports name them), one after the other.
-
-    Raises UserError for a name that no bug has.
+    Raises UserError for a name that no bug has, or a language that no page has.
     """
+    languages = list(LANGUAGES) if language is None else [_language(language)]
     bugs = [_named(part.strip()) for part in name.split("+")]
-    return "\n\n".join("\n".join(_lines(bug)) for bug in bugs)
+    return "\n\n".join("\n".join(_lines(bug, languages)) for bug in bugs)
+
+
+def _language(asked: str) -> str:
+    """A language of the pages, by its name or the ending of its files."""
+    for language, file in LANGUAGES.items():
+        if asked.lower() in (language.lower(), file.rpartition(".")[2]) or (asked.lower(), language) in ALIKE:
+            return language
+    raise UserError(f"{asked}: the right ops are in {', '.join(each.lower() for each in LANGUAGES)}; give one of these")
 
 
 def _named(name: str) -> Bug:
     bug = known_bugs().get(name)
     if bug is None:
-        raise UserError(f"{name}: no known bug is called so; llamadiff bugs lists them, llamadiff bugs WORD "
+        raise UserError(f"{name}: no known bug is called so; llamadiff explain lists them, llamadiff explain WORD "
                         "finds those that mention a word")  # fmt: skip
     return bug
 
 
-def _lines(bug: Bug) -> Iterator[str]:
+def _lines(bug: Bug, languages: Collection[str]) -> Iterator[str]:
     """One page; code stands in blocks that Markdown shows too."""
     kind = kind_of(bug)
     yield f"# {bug.name}"
@@ -73,12 +85,15 @@ def _lines(bug: Bug) -> Iterator[str]:
         yield "It is a way of computing and no mistake: a tap that it explains is NOISE."
     yield ""
     yield f"How it looks: {kind.looks}"
+    yield ""
     yield f"Ops of ggml: {', '.join(bug.ops)}"
     yield ""
     yield f"What to do: {bug.fix}."
     if bug.source:
+        yield ""
         yield f"Known from: {bug.source}."
     yield ""
     yield f"Below is {kind.op} as it should be, for all bugs of this kind; take sizes and constants from the file."
     for language, code in right_code(kind):
-        yield f"\n## {language}\n\n```{language.lower()}\n{code}\n```"
+        if language in languages:
+            yield f"\n## {language}\n\n```{language.lower()}\n{code}\n```"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +49,7 @@ def sweep(
 
         def tell(row: SweepRow, done: int, of: int) -> None:
             shown("judging", done, of)
-            typer.echo(line_of(row, done, of), err=True)
+            print(line_of(row, done, of), file=sys.stderr)  # the stream of now: above the bar, where there is one
 
         found = run_sweep(plan, folder, tell, jobs, scheduler)
     reports.write(found, lambda each: print_sweep(each, make_console()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import subprocess
 from collections.abc import Callable
@@ -16,7 +17,11 @@ from gguf.quants import dequantize
 from llamaref import ops
 from llamaref.config import Rope
 from optional import needs
+from rich.console import Console
 
+from llamadiff import UserError
+from llamadiff.ext.explain import listing
+from llamadiff.ext.explain.listing import explanation, print_explanation
 from llamadiff.ext.explain.mends import right
 from llamadiff.ext.explain.mends.kinds import FOLDER, KINDS, LANGUAGES, kind_of, right_code
 from llamadiff.ext.explain.registry import known_bugs
@@ -222,6 +227,29 @@ def test_explain_prints_a_page() -> None:
     two = run("explain", "rope-layout + norm-epsilon").stdout
     assert "# rope-layout" in two
     assert "# norm-epsilon" in two
+
+
+@pytest.mark.parametrize(
+    ("asked", "has", "lacks"), [("rust", "pub fn rope(", "def rope("), ("py", "def rope(", "void rope("),
+                                ("C++", "void rope(", "pub fn rope(")]
+)  # fmt: skip
+def test_explain_prints_the_language_asked_for(asked, has, lacks) -> None:
+    page = explanation("rope-layout", asked)
+    assert (has in page, lacks in page) == (True, False)
+
+
+def test_a_language_that_no_page_has() -> None:
+    with pytest.raises(UserError, match="zig: the right ops are in c, rust, python; give one of these"):
+        explanation("rope-layout", "zig")
+
+
+def test_on_a_terminal_a_page_is_laid_out(monkeypatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(listing, "make_console", lambda: Console(file=file, force_terminal=True, width=80))
+    print_explanation("rope-layout", "rust")
+    assert "pub" in file.getvalue()
+    assert not {"```", "# rope-layout", "## Rust"} & set(file.getvalue().splitlines())
+    assert "```" not in file.getvalue()
 
 
 def test_a_name_that_no_bug_has() -> None:
