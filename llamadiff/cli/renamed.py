@@ -24,7 +24,7 @@ def _file(option: str) -> Callable[[str], Words]:
     return lambda value: [*([option] if option else []), value if value == "-" and not option else f"@{value}"]
 
 
-COMMANDS = {"diagnose": "diff", "bugs": "explain"}
+COMMANDS = {"diagnose": ["diff"], "bugs": ["explain"], "vectors": ["weights", "--vectors"]}
 FLAGS = {
     "--flash-attn": ["--llama-cpp", "flash_attn=on"], "--repack": ["--llama-cpp", "repack=on"],
     "--explain-output": ["--explain", "600"], "--verbose": ["--full"],
@@ -45,7 +45,7 @@ VALUES = {
 def in_new_names(words: Sequence[str]) -> Words:
     """A command line with today's names for commands, and for the options of those that judge."""
     if words and words[0] in COMMANDS:
-        words = [*_announce(words[0], [COMMANDS[words[0]]]), *words[1:]]
+        words = [*_announce(words[0], COMMANDS[words[0]]), *words[1:]]
     if not words or words[0] not in {*WITH_REPORTS, "capture", "doctor", "graph"}:
         return [*words]
     command, *rest = _as_loss(words)

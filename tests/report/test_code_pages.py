@@ -25,7 +25,7 @@ def test_reports_have_no_character_that_a_code_page_lacks(page, small_model, tmp
     model, ids = small_model(), ("--tokens", ",".join(map(str, TOKENS)))
     for words, code in (
         (("compare", model, wrong, "--full"), 1), (("variants", model, *ids, "--only", "threads=1"), 0),
-        (("--help",), 0), (("compare", "--help"), 0), (("bugs",), 0), (("taps", model), 0),
+        (("--help",), 0), (("compare", "--help"), 0), (("explain",), 0), (("taps", model), 0),
     ):  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-m", "llamadiff", *map(str, words)],

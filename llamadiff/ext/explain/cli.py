@@ -17,10 +17,10 @@ def explain(
         str | None, typer.Argument(help="Of the right op, this alone: c, rust or python.", metavar="LANGUAGE")
     ] = None,
 ) -> None:
-    """List known bugs, or print how one looks and is mended.
+    """List known bugs; with an ID, print its page.
 
-    Without a name all of them, with a word those that mention it: a line each. With a name its page, with the right op in
-    C, Rust and Python."""
+    With a word those that mention it. A page says how a bug looks and is mended, with the right op in C, Rust and
+    Python."""
     from llamadiff.ext.explain.listing import print_explanation
 
     print_explanation(name, language)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from difflib import get_close_matches
 
 from rich.text import Text
 
@@ -11,7 +12,7 @@ from llamadiff.ext.explain.registry import Bug, known_bugs
 from llamadiff.report.terminal.report import make_console
 from llamadiff.system.errors import UserError
 
-NAMES = 34  # columns that names have, as most of them need
+NAMES = 26  # columns of the longest
 ALIKE = {("c++", "C"), ("cpp", "C"), ("cc", "C")}  # languages that read another one's page
 
 
@@ -25,7 +26,9 @@ def print_explanation(name: str | None, language: str | None = None) -> None:
     if name is None or (language is None and "+" not in name and name not in known_bugs()):
         found = _mentioning(name)
         for bug in found:
-            console.print(Text.assemble((f"{bug.name:<{NAMES}} ", "bold"), bug.about), no_wrap=True, overflow="ellipsis")
+            console.print(
+                Text.assemble((f"{bug.name:<{NAMES}} ", "bold"), bug.about), no_wrap=True, overflow="ellipsis"
+            )
         count = sum(not bug.harmless for bug in found)
         console.print(Text(f"{count} known bugs, {len(found) - count} ways of computing that are none; "
                            "llamadiff explain NAME says more of one"))  # fmt: skip
@@ -44,7 +47,9 @@ def _mentioning(word: str | None) -> list[Bug]:
     known = known_bugs().values()
     found = [bug for bug in known if (word or "").lower() in " ".join((bug.name, bug.about, bug.fix)).lower()]
     if not found:
-        raise UserError(f"{word}: no known bug is called so or mentions it; llamadiff explain lists them all")
+        near = get_close_matches(str(word), known_bugs(), 1)
+        hint = f"did you mean {near[0]}?" if near else "llamadiff explain lists them all"
+        raise UserError(f"{word}: no known bug is called so or mentions it; {hint}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The commands weights and vectors."""
+"""The command weights."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from llamadiff.cli.command import MODEL, Command
-from llamadiff.cli.options import Model, finish
+from llamadiff.cli.options import finish
 from llamadiff.cli.reports import Reports, with_files
 from llamadiff.report.formats import Format
 from llamadiff.system.collisions import refuse_collisions
+from llamadiff.system.errors import UserError
 
 FORMATS = (
     Format("json", (".json",), "ext.file.report:weights_to_json", plain=True),
@@ -28,10 +29,27 @@ Other = Annotated[
 ]
 
 
-def weights(model: Model, other: Other = None, *, reports: Reports) -> None:
+Vectors = Annotated[
+    Path | None,
+    typer.Option(
+        "--vectors", help="Write test blocks of every type, and their values, to a new directory.", metavar="DIR"
+    ),
+]
+
+
+def weights(
+    model: Annotated[Path | None, typer.Argument(help="A .gguf file.", show_default=False, metavar="MODEL")] = None,
+    other: Other = None, vectors: Vectors = None, *, reports: Reports,
+) -> None:  # fmt: skip
     """Say whether a file is right, alone or against another.
 
     Every tensor is listed; with OTHER, each is compared with another file's, a checkpoint's or a dump's."""
+    if (model is None) is (vectors is None):
+        raise UserError("weights: give a model, llamadiff weights MODEL [OTHER], or --vectors DIR and no model")
+    if model is None:
+        assert vectors is not None
+        _write_vectors(vectors)
+        return
     from llamadiff.ext.file.opening import files_of, judge_weights
     from llamadiff.ext.file.report import render_weights
     from llamadiff.report.status_line import progress
@@ -44,10 +62,8 @@ def weights(model: Model, other: Other = None, *, reports: Reports) -> None:
     finish(report.verdict)
 
 
-def vectors(directory: Annotated[Path, typer.Argument(help="A new directory.", show_default=False)]) -> None:
-    """Write test blocks of every type, and their right values.
-
-    They are for engines in any language."""
+def _write_vectors(directory: Path) -> None:
+    """Test blocks for engines in any language."""
     from llamadiff.ext.file.vectors import write_vectors
     from llamadiff.report.status_line import progress
 
@@ -64,11 +80,7 @@ COMMANDS = (
             "llamadiff weights model.gguf               is anything odd in it?",
             "llamadiff weights model.gguf other.gguf    how far are two files?",
             "llamadiff weights model.gguf checkpoint/   was it converted rightly?",
+            "llamadiff weights --vectors blocks/        test blocks of every type, for a decoder of yours",
         ),
-    ),
-    Command(
-        MODEL,
-        vectors,
-        ("llamadiff vectors blocks/",),
     ),
 )

@@ -255,5 +255,5 @@ def test_on_a_terminal_a_page_is_laid_out(monkeypatch) -> None:
 def test_a_name_that_no_bug_has() -> None:
     done = run("explain", "rope-layot\x1b")
     assert (done.returncode, done.stdout) == (2, "")
-    lists = "llamadiff bugs lists them, llamadiff bugs WORD finds those that mention a word"
-    assert done.stderr == f"llamadiff: rope-layot\\x1b: no known bug is called so; {lists}\n"
+    hint = "no known bug is called so or mentions it; did you mean rope-layout?"
+    assert done.stderr == f"llamadiff: rope-layot\\x1b: {hint}\n"

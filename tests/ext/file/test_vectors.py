@@ -317,9 +317,9 @@ def test_what_is_no_dump_is_refused(vectors, tmp_path):
 
 def test_nothing_that_is_there_is_overwritten(vectors, tmp_path):
     for place in (vectors, tmp_path / "no" / "where"):
-        done = run("vectors", place)
+        done = run("weights", "--vectors", place)
         assert (done.returncode, done.stdout) == (2, "")
     (tmp_path / "empty").mkdir()
-    done = run("vectors", tmp_path / "empty")
+    done = run("weights", "--vectors", tmp_path / "empty")
     assert (done.returncode, done.stdout) == (0, "")
     assert "26 types in" in done.stderr
