@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
+from textwrap import shorten
 
 from rich.text import Text
 
@@ -26,9 +27,8 @@ def print_explanation(name: str | None, language: str | None = None) -> None:
     if name is None or (language is None and "+" not in name and name not in known_bugs()):
         found = _mentioning(name)
         for bug in found:
-            console.print(
-                Text.assemble((f"{bug.name:<{NAMES}} ", "bold"), bug.about), no_wrap=True, overflow="ellipsis"
-            )
+            about = shorten(bug.about, max(console.width - NAMES, NAMES) - 1, placeholder=" ...")
+            console.print(Text.assemble((f"{bug.name:<{NAMES}} ", "bold"), about))
         count = sum(not bug.harmless for bug in found)
         console.print(Text(f"{count} known bugs, {len(found) - count} ways of computing that are none; "
                            "llamadiff explain NAME says more of one"))  # fmt: skip
