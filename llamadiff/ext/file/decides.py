@@ -28,7 +28,7 @@ GATE_OF: Mapping[str, str] = {
 }  # fmt: skip
 READ_ROUTING = {*GATE_OF} - {"llama", "qwen2moe", "qwen3moe"} | {"dots1", "bailingmoe", "bailingmoe2", "exaone-moe"}
 POOLINGS = {0: "none", 1: "mean", 2: "first token", 3: "last token", 4: "rank"}
-MODES = {"mean_tokens": 1, "cls_token": 2, "lasttoken": 3}  # of sentence_transformers, after "pooling_mode_"
+MODES = {"mean": 1, "mean_tokens": 1, "cls": 2, "cls_token": 2, "lasttoken": 3}  # of sentence_transformers
 
 
 def routing_oddities(model: ModelFile, config: Mapping[str, Any]) -> Iterator[Oddity]:
@@ -87,19 +87,12 @@ def _pooling(model: ModelFile, folder: Path) -> Iterator[Oddity]:
     path = folder / "config.json"
     config = read_json(path, MAX_MODULES, "a Pooling module's config.json") if path.is_file() else {}
     config = config if isinstance(config, dict) else {}
-    wanted = [kind for mode, kind in MODES.items() if config.get(f"pooling_mode_{mode}")]
-    wanted += [
-        kind
-        for mode, kind in MODES.items()
-        if config.get("pooling_mode") == mode.removesuffix("_tokens").removesuffix("_token")
-    ]
+    said = [mode for mode in MODES if config.get(f"pooling_mode_{mode}") or config.get("pooling_mode") == mode]
     found = model.hyper_parameter("pooling_type")
-    if len(wanted) != 1 or found == wanted[0]:
+    if len(said) != 1 or found == MODES[said[0]]:
         return
-    here = (
-        f"is {POOLINGS.get(found, brief(found))}"
-        if found is not None
-        else "is not in the file: llama.cpp pools nothing"
-    )
-    says = f"{here}; {folder.name}/config.json has {POOLINGS[wanted[0]]}"
+    here = "is not in the file: llama.cpp pools nothing"
+    if found is not None:
+        here = f"is {POOLINGS.get(found, brief(found))}"
+    says = f"{here}; {folder.name}/config.json has {POOLINGS[MODES[said[0]]]}"
     yield Oddity(f"{model.architecture}.pooling_type", says, "pooling")

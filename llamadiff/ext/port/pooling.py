@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.port.torch_ops import logits_in
 from llamadiff.system.errors import UserError
 from llamadiff.trace.stated import read_json
@@ -20,7 +19,6 @@ MODES: Mapping[str, Callable[[Any], Any]] = {  # of rows [batch, token, embd], b
     "max": lambda x: x.amax(dim=1),
     "mean_sqrt_len_tokens": lambda x: x.sum(dim=1) / x.shape[1] ** 0.5,
 }
-NUMBERS = {"mean": 1, "cls": 2, "lasttoken": 3}  # llama.cpp's, in the key pooling_type of a file
 
 
 def mode_of(folder: Path) -> str | None:
@@ -44,14 +42,6 @@ def mode_of(folder: Path) -> str | None:
     if len(modes) != 1 or modes[0] not in MODES:
         raise UserError(f"{where}: pooling by {', '.join(chosen) or 'nothing'}; known are {', '.join(MODES)}")
     return str(modes[0])
-
-
-def other_pooling(file: ModelFile, mode: str) -> Iterator[str]:
-    """Both values of the file's key, where it has another way."""
-    key, right = f"{file.architecture}.pooling_type", NUMBERS.get(mode)
-    own = file.weights.fields.get(key)
-    if own != right:
-        yield f"{key} is {'missing' if own is None else own}; the checkpoint pools by {mode}, {right or 'no number'}"
 
 
 def with_pooling(model: Any, mode: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.file.decides import module_oddities, routing_oddities
 from llamadiff.ext.graph.model import by_its_graph
 from llamadiff.ext.port.alignment import distance
 from llamadiff.ext.port.causes import Causes
@@ -17,7 +18,7 @@ from llamadiff.ext.port.graph_values import node_values
 from llamadiff.ext.port.lineup import Lineup, LiningUp
 from llamadiff.ext.port.loading import check_vocabulary, kept_as_in, model_of
 from llamadiff.ext.port.places import Apart, Reasons, joined, places_of
-from llamadiff.ext.port.pooling import POOLED, mode_of, other_pooling, with_pooling
+from llamadiff.ext.port.pooling import POOLED, mode_of, with_pooling
 from llamadiff.ext.port.sides import EITHER, FILE, GRAPH, MODEL, other_keys, side_of, third_opinion, unstated
 from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import layers_of
@@ -97,7 +98,8 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         opinion = third_opinion(file, trace.info.tokens, logits, lining.model_logits)
         if opinion != MODEL:  # which shows that all is in the file
             keys, unsaid = list(other_keys(file, config)), unstated(file, config, read)
-            keys += other_pooling(file, pooling) if pooling is not None else []
+            decides = (*routing_oddities(file, config), *module_oddities(file, Path(checkpoint)))
+            keys += [f"{each.where} {each.says}" for each in decides]
         prefixes = [name for name, _ in layers_of(model)]
         tensors = Tensors(graph.weights, file.architecture, lining.parameters, prefixes)
         reasons = Reasons(lining, graph.graph, tensors, opinion)

@@ -81,6 +81,13 @@ def test_how_a_vector_is_made(tmp_path, fields, tensors, mode, dense, says):
     assert [each.says for each in module_oddities(model(tmp_path, "llama", fields, tensors), folder)] == says
 
 
+@pytest.mark.parametrize(("mode", "count"), [("mean", 0), ("lasttoken", 1), ("max", 0)])
+def test_the_newer_form_of_a_pooling(tmp_path, mode, count):
+    folder = modules(tmp_path, "Transformer", "Pooling")
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode}), "utf-8")
+    assert len([*module_oddities(model(tmp_path, "llama", {"pooling_type": 1}), folder)]) == count
+
+
 def test_modules_elsewhere_are_not_read(tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Pooling", "path": "../.."}]), "utf-8")
     assert not [*module_oddities(model(tmp_path, "llama", {}), tmp_path)]
