@@ -112,9 +112,7 @@ Only = Annotated[
     list[str] | None,
     _option("--only", RECORDED, "TAPS|LAYERS", "Only these taps, such as 'l_out-*', or layers: 3 or 0-3. Repeatable."),
 ]
-Sketch = Annotated[
-    bool, _flag("--sketch", RECORDED, "Keep a few numbers a token instead of tensors: a few kilobytes in all.")
-]
+Sketch = Annotated[bool, _flag("--sketch", RECORDED, "Keep a few numbers a token instead of tensors.")]
 Nodes = Annotated[
     bool, _flag("--nodes", RECORDED, "Record nodes without judging them; judge later with backend --recorded.")
 ]

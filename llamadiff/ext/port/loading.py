@@ -21,7 +21,7 @@ from llamadiff.trace.stated import reason
 Array = NDArray[Any]
 KEPT = {"F16": "float16", "BF16": "bfloat16"}  # types of matrices that a model's own are rounded to
 NEAR = 0.5  # NMSE of what a quantization makes of a matrix; that of another one is 2
-NEEDS = "port needs torch and transformers: pip install 'llamadiff[transformers]'"
+NEEDS = "port needs torch and transformers: pip install torch transformers"
 
 
 def model_of(spec: str) -> Any:

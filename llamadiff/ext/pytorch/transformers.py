@@ -4,7 +4,7 @@
     transformers:bf16         the same in bfloat16 (or f16)
     transformers:DIR@bf16     a directory with config.json and .safetensors weights
 
-An optional extra: pip install 'llamadiff[transformers]'. Weights are read from GGUF or safetensors only, never
+An optional extra, transformers. Weights are read from GGUF or safetensors only, never
 unpickled, and nothing is fetched.
 """
 
@@ -57,7 +57,7 @@ def files(spec: str) -> Iterator[Path]:
 def open_source(spec: str) -> CandidateSource:
     """The model, which is loaded once the tokens are known."""
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise UserError("--candidate transformers: needs torch and transformers: pip install 'llamadiff[transformers]'")
+        raise UserError("--candidate transformers: needs torch and transformers: pip install torch transformers")
     return CandidateSource(partial(_recorded, *_parsed(spec)))
 
 
@@ -134,7 +134,7 @@ def _class_of(config: Any) -> Any:
 def config_of(path: Path) -> Any:
     """The config of a checkpoint, which need not have weights. Raises UserError."""
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise UserError("this needs torch and transformers: pip install 'llamadiff[transformers]'")
+        raise UserError("this needs torch and transformers: pip install torch transformers")
     import transformers
 
     transformers.logging.set_verbosity_error()

@@ -19,7 +19,7 @@ PATIENCE = 20.0  # seconds that a scheduler may take to answer
 def connected(address: str) -> Iterator[Any]:
     """A client of the scheduler. Raises UserError if distributed is not installed, or nobody answers."""
     if find_spec("distributed") is None:
-        raise UserError(f"--scheduler {address}: needs Dask: pip install 'llamadiff[sweep]'")
+        raise UserError(f"--scheduler {address}: needs Dask: pip install 'dask[distributed]'")
     from distributed import Client
 
     try:

@@ -25,7 +25,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         if find_spec("pyarrow") is None:
-            raise UserError("a sweep's results are Parquet, which needs pyarrow: pip install 'llamadiff[sweep]'")
+            raise UserError("a sweep's results are Parquet, which needs pyarrow: pip install pyarrow")
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
