@@ -101,11 +101,11 @@ def _count(count: int, what: str) -> str:
 
 
 def _decode_steps(rows: Sequence[Row], run: Sides) -> Iterator[str]:
-    """Whether the first wrong tap is right in the first batch, and since which it is wrong."""
-    first = next((row.local for row in rows if _is_wrong(row.local)), None)
-    if first is None or len(run.batches) <= 1 or len(first.per_token) != len(run.tokens):
+    """Whether all taps are right in the first batch, and since which one is wrong."""
+    found = [row.local for row in rows if row.local is not None and _is_wrong(row.local)]
+    if not found or len(run.batches) <= 1 or any(len(local.per_token) != len(run.tokens) for local in found):
         return
-    wrong = next((i for i, error in enumerate(first.per_token) if error > first.noise_limit), 0)
+    wrong = min(next((i for i, each in enumerate(local.per_token) if each > local.noise_limit), 0) for local in found)
     if run.n_prefill <= wrong:
         step = wrong - run.n_prefill
         yield f"the prefill is right, the {'first' if step == 0 else f'{step + 1}.'} decode step is wrong"

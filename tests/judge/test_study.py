@@ -276,6 +276,8 @@ def test_a_wrong_decode_step_is_said_in_those_words(traces):
     assert "the prefill is right, the first decode step is wrong" in result.summary
     said = "token 5 is rotated by position 0, where 5 is right, token 6 is rotated by position 0, where 6 is right"
     assert said in result.profile
+    second = changed(candidate, ffn_out_1=1.5 * faulty["ffn_out-1"])
+    assert "the prefill is right" not in diff(right, second, path).summary
 
 
 @needs_slices("explain")

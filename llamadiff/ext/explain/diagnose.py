@@ -11,7 +11,7 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.case import Array, Case, NotRecordedError, Recording
 from llamadiff.ext.explain.registry import known_bugs
-from llamadiff.ext.explain.search import Fit, Key, Outcome, replayed, search, search_beside, search_part
+from llamadiff.ext.explain.search import Fit, Key, Outcome, is_hidden, replayed, search, search_beside, search_part
 from llamadiff.judge.fact import ROUNDINGS, Fact
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
@@ -130,9 +130,23 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
     _join_unknown(groups, scene, findings)
     known = sum(not bug.harmless for bug in known_bugs().values()) if scene.by_graph else 0
     found = [replace(group.diagnosis(), by_graph=scene.by_graph, known_bugs=known) for group in groups]
+    found = [_told_of_others(d, group, scene, findings) for d, group in zip(found, groups, strict=True)]
     found = [d if d.known else replace(d, read=_read(scene, findings, d)) for d in found]
     both = zip(found, groups, strict=True)
     return tuple(d for d, group in both if d.known or not group.unclear or _is_mistake(d))
+
+
+def _told_of_others(d: Diagnosis, group: _Group, scene: Scene, findings: Sequence[Finding]) -> Diagnosis:
+    """A diagnosis that says so where its cause would not show in any other layer: they may have it too."""
+    words, others = {_word(tap) for tap in group.right}, list[Case]()
+    for finding in findings:
+        local = finding.local.get(scene.source.name)
+        if local is not None and finding.tap.kind.word in words and finding.tap.name not in group.right:
+            others.append(case_of(scene.run, scene.source, finding.tap, local))
+    if not d.known or d.harmless or not others or not all(is_hidden(case, group.fits[0]) for case in others):
+        return d
+    first, *rest = d.causes
+    return replace(d, causes=(replace(first, says=f"{first.says}; in other layers it would not show"), *rest))
 
 
 def _is_mistake(d: Diagnosis) -> bool:

@@ -283,6 +283,15 @@ def replayed(
     return found if found is not None and found.nmse <= _allowed(case, found) else None
 
 
+def is_hidden(case: Case, fit: Fit) -> bool:
+    """Whether a bug that was found elsewhere would leave a right tap within its limit."""
+    try:
+        found = _chain(case, subgraph_of(case), fit.key, fit.values)
+    except NotRecordedError:
+        return False
+    return found is not None and found.values == fit.values and found.nmse <= case.limit
+
+
 def _with_limits(case: Case, right: float, leaves: float = EXPLAINS) -> Case:
     """The case with what a fit may leave of the right op's error; a rounding that is done otherwise leaves more."""
     slack = max(VARIES * right, min(case.limit, MOST * right)) if math.isfinite(right) else case.limit

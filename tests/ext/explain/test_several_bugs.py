@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from explaining import Explained
+from models.small import write_model
 from proof.injected import BUGS
 from proof.injected.base import TOKENS, together
 from proof.injected.runs import record_faulty
+from proof.strangers.engine import Bug
 from traces import only
 
 from llamadiff.result.comparison import Comparison
@@ -59,3 +62,14 @@ def test_what_stays_dark_beside_a_known_bug_is_counted_and_next_names_its_taps(j
     assert result.headline.startswith("3 bugs: ")
     assert [bug in result.headline for bug in ("uses base 500000", "uses epsilon")] == [True, True]
     assert any(step.startswith("l_out-0: write ") for step in result.next_steps)
+
+
+@pytest.mark.parametrize(("size", "more"), [(1e3, "; in other layers it would not show"), (1e-2, "")])
+def test_a_bug_that_other_layers_would_hide_is_not_said_of_one_alone(size, more, tmp_path):
+    """Epsilon is nothing beside large activations; where it would show, the layer is all that is meant."""
+    large = np.random.default_rng(4).standard_normal((256, 512)).astype(np.float32) * np.float32(size)
+    path = write_model(tmp_path / "m.gguf", kind="F32", tensors={"blk.0.ffn_down.weight": large})
+    epsilon = Bug("epsilon", {"epsilon": lambda e, right: right() * (10 if more or not e.layer else 1)})
+    result = Explained(lambda *_: path).judged("llama", "F32", record_faulty(epsilon, path, TOKENS))
+    says = [cause.says for d in result.diagnosis for cause in d.causes if d.tap == "attn_norm-0"]
+    assert says == [f"uses epsilon 0.0001, where 1e-05 is right{more}"]
