@@ -61,4 +61,5 @@ def llamadiff(
 _commands = [*COMMANDS, *chain.from_iterable(plugins.ask_all(lambda each: each.commands()))]
 for _command in sorted(_commands, key=lambda command: PANELS.index(command.panel)):
     _examples = "\n\n".join(("Examples:", *_command.examples)) if _command.examples else None
-    app.command(rich_help_panel=_command.panel, epilog=_examples)(_command.function)
+    _settings = {"allow_interspersed_args": not _command.takes_program}
+    app.command(rich_help_panel=_command.panel, epilog=_examples, context_settings=_settings)(_command.function)

@@ -15,3 +15,4 @@ class Command:
     panel: str
     function: Callable[..., None]
     examples: tuple[str, ...] = ()
+    takes_program: bool = False  # after the first word that is no option, all words are a program's

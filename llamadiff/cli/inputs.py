@@ -140,6 +140,7 @@ def _refuse_a_path(prompt: str | None, takes_candidate: bool) -> None:
     except (OSError, ValueError):  # what cannot be listed says nothing
         kind, traces = "", []
     as_prompt = f"to run its text: @{prompt}" if kind == "a file" else "as a prompt: @FILE, or - for standard input"
+    as_prompt = "the model comes first, then the prompt" if prompt.endswith(".gguf") else as_prompt
     if kind and takes_candidate:
         raise UserError(f"{prompt}: is {kind} here; give --candidate {prompt} ({as_prompt})")
     if kind:

@@ -21,8 +21,7 @@ from llamadiff.result.logits import Positions
 from llamadiff.words.provenance import provenance
 from llamadiff.words.repairs import repairs_of
 
-_LONG = 4000  # cells
-_WIDTH, _BLANK = 110, " " * 8
+_LONG, _WIDTH, _BLANK = 4000, 110, " " * 8  # cells
 
 
 def lines_of(path: Path, result: Comparison) -> list[str]:

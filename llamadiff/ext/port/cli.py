@@ -77,7 +77,7 @@ def tiny(
     size = made.gguf.stat().st_size / 1e6
     console = make_console()
     console.print(f"{made.gguf}: {made.layers} layers, {made.parameters} parameters, {size:.1f} MB", markup=False)
-    console.print(f'Next: llamadiff port {made.gguf} {made.folder} "Once upon a time" --llama-cpp BUILD', markup=False)
+    console.print(f'Next: llamadiff port {made.gguf} {made.folder} "Once upon a time"', markup=False)
     if made.golden is not None:
         console.print(f"      llamadiff check {made.golden} --candidate YOUR_DUMP", markup=False)
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ def tiny(
 ) -> Tiny:
     """Make one. ``folder`` must not be there yet, or be empty. Raises UserError."""
     if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"--output {folder}: is not empty; nothing that is there is overwritten, give another folder")
+        other = next(path for number in count(2) if not (path := folder.with_name(f"{folder.name}-{number}")).exists())
+        raise UserError(f"--output {folder}: is not empty; nothing that is there is overwritten, give --output {other}")
     if not converter.is_file():
         raise UserError(f"--converter {converter}: no such file; give llama.cpp's convert_hf_to_gguf.py")
     progress("making a small model")

@@ -99,5 +99,6 @@ COMMANDS = (
             "llamadiff watch -- llama-mtmd-cli -m model.gguf --mmproj mmproj.gguf --image cat.png -p What?",
             "llamadiff watch --every 50 -o report.html -- llama-server -m model.gguf",
         ),
+        takes_program=True,
     ),
 )

@@ -36,6 +36,7 @@ class Language:
     add_as: str  # the same of another type than float32, {dtype}
 
 
+ALIKE = {"c++": "cpp", "py": "python", "rs": "rust", "javascript": "js", "node": "js", "golang": "go"}  # other names
 LANGUAGES: Mapping[str, Language] = {
     "c": Language(
         "trace_writer.c", "//", "for (int i = {first}; i < {stop}; i++) {{", "}",
@@ -76,16 +77,17 @@ LANGUAGES: Mapping[str, Language] = {
 }  # fmt: skip
 
 
-def check_language(language: str) -> None:
-    """Raise UserError for a language that there is no writer in."""
-    if language not in LANGUAGES:
+def named(language: str) -> str:
+    """A language by what people call it. Raises UserError for one that there is no writer in."""
+    found = ALIKE.get(language.lower(), language.lower())
+    if found not in LANGUAGES:
         raise UserError(f'there is no writer in "{language}"; the languages are {", ".join(LANGUAGES)}')
+    return found
 
 
 def source(language: str) -> str:
     """The writer's source. Raises UserError for a language that there is none in."""
-    check_language(language)
-    return files(__package__).joinpath(LANGUAGES[language].file).read_text("utf-8")
+    return files(__package__).joinpath(LANGUAGES[named(language)].file).read_text("utf-8")
 
 
 def add_lines(language: str, model: Runnable) -> str:

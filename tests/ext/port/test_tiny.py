@@ -102,7 +102,7 @@ def test_another_seed_is_another_model(large, converter, tmp_path):
 def test_what_cannot_be_made_is_said(large, converter, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").touch()
-    with pytest.raises(UserError, match="is not empty; nothing that is there is overwritten"):
+    with pytest.raises(UserError, match=r"is not empty; nothing that is there is overwritten, give --output .*-2"):
         tiny(large, tmp_path / "full", converter)
     with pytest.raises(UserError, match=r"no such file; give llama.cpp's convert_hf_to_gguf.py"):
         tiny(large, tmp_path / "a", tmp_path / "absent.py")

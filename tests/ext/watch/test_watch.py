@@ -483,3 +483,10 @@ def test_a_tensor_is_described_alike_where_it_lies_and_in_a_file():
                 key: value for key, value in lying.items() if key not in ("numbers", "looks")
             }
             assert lying["where"] == HOST
+
+
+def test_a_program_needs_no_dashes_before_it():
+    """Its own options are not taken for llamadiff's."""
+    done = run("watch", "--every", "3", "no-such-program", "-m", "model.gguf", "--verbose")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("llamadiff: no-such-program: cannot be run")

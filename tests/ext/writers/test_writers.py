@@ -497,3 +497,8 @@ def test_a_bug_of_an_engine_in_c_is_named(flag, wrong, one_layer):
     assert result.verdict == "wrong"
     assert result.first_divergence.tap == wrong[0]
     assert [row.tap for row in result.wrong] == wrong
+
+
+@pytest.mark.parametrize(("asked", "language"), [("c++", "cpp"), ("Py", "python"), ("rust", "rust")])
+def test_a_language_has_the_names_that_people_give_it(asked, language):
+    assert writers.named(asked) == language
