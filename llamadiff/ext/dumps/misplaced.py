@@ -55,9 +55,10 @@ def find_misplaced(bench: Bench, study: Study) -> Study | None:
     wrong = study.passes.wrong("candidate")
     if trace is None or study.assumed.slips or not wrong:
         return None
-    if not any(np.any(trace[name]) for name in trace if parse(name)):  # ends at the first that is not
+    names = [tap.name for tap in bench.model.taps if tap.name in trace]
+    if names and not any(np.any(trace[name]) for name in names):  # ends at the first that is not
         raise UserError(
-            f"every value of the {len(trace)} taps that were recorded is 0: write each tap after it is computed, "
+            f"every value of the {len(names)} taps that were recorded is 0: write each tap after it is computed, "
             "and copy it from the device first"
         )
     _refuse_other_run(bench.model, trace, study)
@@ -302,6 +303,8 @@ def _refuse_other_run(model: Runnable, trace: Trace, study: Study) -> None:
 def _ids_of(model: Runnable, rows: Array) -> tuple[int, ...] | None:
     """The tokens that embeddings are of; None where one is of none."""
     w, name = model.engine.w, "token_embd.weight"
+    if name not in model.weights:
+        return None
     n_vocab = w.shape(name)[0]
     best, ids = np.full(len(rows), math.inf), np.zeros(len(rows), int)
     for start in range(0, n_vocab, BLOCK):
