@@ -135,10 +135,10 @@ def place(row: Row, layers: Sequence[int] = (), names_weight: bool = True, insid
     """
     if row.span and inside not in _OPS:
         return f"{row.span[0]} to {row.tap}"
-    op = _OPS[inside] if row.span else _TAPS.get(stem(row.tap)) or _OPS.get(row.op, row.op)
+    own = "" if row.span else _TAPS.get(stem(row.tap)) or _OPS.get(row.op)
+    op = own or _OPS.get(inside, row.op)
     weight = f" by {_without_layer(row)}" if row.weight and names_weight and not row.span else ""
-    own = () if row.layer is None else (row.layer,)
-    where = say.layers_of(layers or own)
+    where = say.layers_of(layers or (() if row.layer is None else (row.layer,)))
     return f"{op}{weight}{f', {where}' if where else ''}"
 
 
