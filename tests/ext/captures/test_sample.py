@@ -103,7 +103,8 @@ def test_red_with_the_bug_and_green_without(bug, project):
     assert "recorded by llama.cpp" in by_plugin.stdout
     by_check = run("check", captures, "--model", model, "--candidate", engine(project))
     assert by_check.returncode == 1
-    assert sum(line.startswith("WRONG") and said in line for line in by_check.stdout.splitlines()) == 2
+    assert " ".join(by_check.stdout.split()).count(f".safetensors: {said}") == 2
+    assert "2 wrong, of " in by_check.stdout
     by_compare = run("compare", model, PROMPT, "--candidate", engine(project))
     assert by_compare.returncode == 1
     assert said in by_compare.stdout

@@ -87,6 +87,10 @@ def unwritten(values: Arrays) -> Arrays:
     return {name: 0 * x if name.startswith("l_out") else x for name, x in values.items()}
 
 
+def one_unwritten(values: Arrays) -> Arrays:
+    return {**values, "ffn_up-0": 0 * values["ffn_up-0"]}
+
+
 SLIPS = {
     "counted from 1": (from_1, (), "layers are counted from 1: attn_norm-1 to attn_norm-3 hold the values of "
                        "attn_norm-0 to attn_norm-2, and so do 18 more kinds of taps; name them from 0"),
@@ -98,6 +102,7 @@ SLIPS = {
     "swapped": (swapped, (), "names are mixed up: attn_norm-0 to attn_norm-2 hold the values of ffn_norm-0 to "),
     "a row early": (a_row_early, (), "rows are 1 token early: row 0 of embd, attn_norm-0, Qcur_proj-0 and "),
     "unwritten": (unwritten, (), "l_out-0 to l_out-2 are all 0: nothing was written there"),
+    "one unwritten": (one_unwritten, (), "ffn_up-0 is all 0: nothing was written there"),
     "unwritten outputs": (unwritten, OUTPUTS, "l_out-0 to l_out-2 are all 0: nothing was written there"),
 }  # fmt: skip
 
