@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -77,5 +78,6 @@ def told_tokens(logits: Logits) -> list[TopToken]:
 
 
 def mistakes(comparison: Comparison) -> list[Diagnosis]:
-    """The known bugs that were found."""
-    return [d for d in comparison.diagnosis if d.known and not d.harmless]
+    """The known bugs that were found, the largest own error first, as the headline has them."""
+    found = [d for d in comparison.diagnosis if d.known and not d.harmless]
+    return sorted(found, key=lambda d: -max(math.inf if math.isnan(each) else each for each in d.right.values()))

@@ -156,7 +156,8 @@ def test_missing_facts_leave_no_trace() -> None:
 def test_known_causes_are_linked_to_their_threads_where_a_terminal_can() -> None:
     its = explained(rows(3, wrong=("Qcur_rope-1",)), {"Qcur_rope-1"})
     file = io.StringIO()
-    render(its, Console(file=file, width=100, force_terminal=True, color_system="truecolor", legacy_windows=False))
+    console = Console(file=file, width=100, force_terminal=True, color_system="truecolor", legacy_windows=False)
+    render(its, console, full=True)
     assert "https://github.com/ggml-org/llama.cpp/issues/22611" in file.getvalue()
     assert "github.com" not in printed(its)
     assert page_of("imp#503") is None  # nobody knows whose

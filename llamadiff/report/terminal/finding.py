@@ -36,7 +36,7 @@ def _few_clauses(proof: Sequence[str]) -> list[str]:
     sizes = list(accumulate(map(len, proof)))
     count = max(1, sum(size <= _PROOF for size in sizes))
     left = len(proof) - count
-    return [*proof[:count], *([f"{left} more: --full shows {'them' if left > 1 else 'it'}"] if left else [])]
+    return [*proof[:count], *([f"{left} more line{'s' * (left > 1)} of proof: --full"] if left else [])]
 
 
 def put_last_line(page: Page, comparison: Comparison) -> None:
@@ -53,7 +53,7 @@ def put_fixes(page: Page, comparison: Comparison, full: bool) -> None:
     known = mistakes(comparison)
     most = len(known) if full else _FEW
     for d in known[:most]:
-        page.print_labelled("fix", _fix(page, d, several=len(known) > 1))
+        page.print_labelled("fix", _fix(page, d, len(known) > 1, full))
     if known[most:]:
         page.print_labelled("fix", f"{len(known) - most} more: --full shows them")
     first = comparison.leading
@@ -85,12 +85,13 @@ def put_next_steps(page: Page, comparison: Comparison) -> None:
             page.print_labelled("next", page.data(step, 2000))
 
 
-def _fix(page: Page, d: Diagnosis, several: bool) -> Text:
-    """What to do, the known bug's name, and who had it before."""
+def _fix(page: Page, d: Diagnosis, several: bool, full: bool) -> Text:
+    """What to do, what explains it, and in full who had it before."""
     text = Text(f"{page.data(d.tap)}: " if several else "")
     text.append(page.data(say.fix(d), 1000))
-    text.append(f" ({page.data(say.names(d.causes), 120)}")
-    sources = [source for source in d.causes[0].source.split(", ") if source]
+    names = page.data(say.names(d.causes), 120)
+    text.append(f" ({names if ' ' in names else f'llamadiff explain {names}'}")
+    sources = [source for source in d.causes[0].source.split(", ") if source and full]
     for number, source in enumerate(sources):
         text.append(", " if number else "; known from ")
         address = page_of(source)

@@ -35,15 +35,10 @@ def put_logits(page: Page, comparison: Comparison, full: bool) -> None:
 
 
 def _pick_tokens(logits: Logits, full: bool) -> list[TopToken]:
-    """The first tokens, fewer where both sides agree, and those that were asked for."""
-    top = logits.top if full or not _agree(logits) else logits.top[:_FEW]
+    """The first tokens, few unless the report is a full one, and those that were asked for."""
+    top = logits.top if full else logits.top[:_FEW]
     shown = {token.id for token in top}
     return [*top, *(token for token in logits.expected if token.id not in shown)]
-
-
-def _agree(logits: Logits) -> bool:
-    """Whether the tokens that matter most have the same ranks on both sides."""
-    return logits.top1_agree is True and all(token.rank == token.candidate_rank for token in logits.top[:_FEW])
 
 
 def _head(page: Page, logits: Logits, n_tokens: int, names: tuple[str, str]) -> str:
