@@ -235,7 +235,8 @@ def test_what_is_said_of_a_rounding_is_true(name: str, where: tuple[str, str, st
 
 
 # arithmetic -> the type that its cache has, of those that a trace can state
-OWN = dict.fromkeys(("float64", "cache f16 both", "cache Q8_0 and Q", "cache int8 of a head", "cache 4 bits"), "")
+OWN = dict.fromkeys(("float64", "cache f16 both", "cache Q8_0 and Q", "cache 4 bits"), "")
+OWN["cache int8 of a head"] = "8 bits, one scale a row"
 CACHES = {"cache f16": "F16", "cache bf16": "BF16", "cache Q8_0": "Q8_0", "cache Q4_0": "Q4_0"} | OWN
 
 

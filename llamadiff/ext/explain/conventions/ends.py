@@ -84,28 +84,27 @@ def _open(source: Source, findings: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def _left(model: Runnable, source: Source, tap: Tap, ways: Sequence[Way]) -> dict[Way, float]:
-    """What each way leaves of the tap's median row, as NMSE; empty where what is before its layer was not recorded.
+    """What each way leaves of the tap's median row, as NMSE, from the last end of a part before it that was recorded.
 
     Ways, then tokens are left out where all would be too much work.
     """
     info, trace = source.trace.info, source.trace
     parts = model.parts(info.tokens)
     number = 0 if len(parts) == 1 else len(parts) - 1 if tap.layer is None else tap.layer + 1
-    first = number <= 1
-    if not first and not source.is_whole(parts[number - 1].end):
-        return {}
-    rows = WORK / max(1.0, _weights(model, tap, len(parts) == 1))
+    known = next((before for before in range(number - 1, 0, -1) if source.is_whole(parts[before].end)), 0)
+    rows = WORK / max(1.0, _weights(model, tap, number - known > 1 or len(parts) == 1))
     n = len(info.tokens) if model.tokens is not None else min(len(info.tokens), max(FEWEST, int(rows / len(ways))))
     ways = ways[: max(len(POLICIES), int(rows / n))]
     trace = trace.head(n) if n < len(info.tokens) else trace
     given = [(policy, source.stored | (dict.fromkeys(CACHES, kept) if kept else {})) for policy, kept in ways]
     through = _Through(given, trace, tap.name)
     step = model.engine.step(trace.info.tokens, trace.info.positions, tap=through)
-    x = parts[0].run(None, step) if first and number else None
-    if not first:
-        own = trace[parts[number - 1].end]
+    x = None
+    if known:
+        own = trace[parts[known].end]
         x = np.broadcast_to(own.astype(np.float32), (len(ways), *own.shape))
-    parts[number].run(x, step)
+    for part in parts[known + 1 if known else 0 : number + 1]:
+        x = part.run(x, step)
     return dict(zip(ways, _medians(through.made, trace[tap.name], tap.row_axis), strict=False))
 
 
