@@ -10,6 +10,7 @@ from proof.unknown.fault import bf16 as round_bf16
 from proof.unknown.numpy_engine import Engine
 
 from llamadiff import Run, Trace, UserError, compare
+from llamadiff.ext.explain.conventions import ends
 from llamadiff.trace.metadata import Info
 
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(3, 90, 9))
@@ -72,6 +73,14 @@ def test_layer_outputs_tell_how_activations_and_the_cache_are_rounded(way, small
     )
     assert found.verdict == "noise"
     assert all(any(words in clause for clause in found.manner.clauses()) for words in says)
+
+
+def test_a_few_tokens_tell_where_all_are_too_much_work(small_model, monkeypatch):
+    monkeypatch.setattr(ends, "WORK", 4e8)
+    path = small_model("llama", kind="Q4_0")
+    found = judged(path, trace_of(path, eight_bits, taps=SPARSE[1:], cache=lambda x: x))
+    assert found.verdict == "noise"
+    assert found.manner.compute == "8 bits, one scale a row"
 
 
 def test_whole_dumps_tell_what_a_scale_is_kept_in(small_model):

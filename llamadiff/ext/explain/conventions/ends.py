@@ -103,7 +103,7 @@ def _left(model: Runnable, source: Source, tap: Tap, ways: Sequence[Way]) -> dic
     if known:
         own = trace[parts[known].end]
         x = np.broadcast_to(own.astype(np.float32), (len(ways), *own.shape))
-    for part in parts[known + 1 if known else 0 : number + 1]:
+    for part in model.parts(trace.info.tokens)[known + 1 if known else 0 : number + 1]:
         x = part.run(x, step)
     return dict(zip(ways, _medians(through.made, trace[tap.name], tap.row_axis), strict=False))
 
