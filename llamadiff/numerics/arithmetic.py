@@ -117,8 +117,8 @@ HALF_SCALES: dict[str, Callable[[Array], Array]] = {
 }
 COMPUTES = EIGHT_BITS | HALF_SCALES  # what an engine may say that it rounds activations to, besides 16 bits
 ROUNDINGS |= COMPUTES
-EIGHT_BIT_WAYS = {kind: ROUNDINGS[kind] for kind in ("Q8_0", "Q8_K")} | COMPUTES  # ggml's first
-del EIGHT_BIT_WAYS["8 bits, one float16 scale for 32"]  # which is Q8_0
+_SAME = "8 bits, one float16 scale for 32"  # as Q8_0
+EIGHT_BIT_WAYS = {kind: ROUNDINGS[kind] for kind in ("Q8_0", "Q8_K", *COMPUTES) if kind != _SAME}  # ggml's first
 
 
 def round_to(x: Array, to: str, edges: Sequence[int] = ()) -> Array:
