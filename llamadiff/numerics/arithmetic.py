@@ -82,7 +82,7 @@ ROUNDINGS: dict[str, Callable[[Array], Array]] = {
 
 
 def round_blocks(x: Array, size: int, whole: Callable[[Array], Array] = np.rint, half: bool = False) -> Array:
-    """Blocks of ``size`` (or ROW, TENSOR; a row, if it is no multiple) through 8 bits; scales in float16 if ``half``."""
+    """Blocks of ``size`` (ROW, TENSOR; a row if it is no multiple) through 8 bits; scales in float16 if ``half``."""
     n = x.size if size == TENSOR else x.shape[-1]
     blocks = x.reshape(-1, size if size > 0 and n % size == 0 else max(1, n))
     scale = np.abs(blocks).max(axis=-1, keepdims=True) / x.dtype.type(127)
