@@ -35,6 +35,7 @@ WAYS = (
     "chunked=2", "drafted=2", "shifted=on", "reused=off", "callback=off", "threads=2",
 )  # fmt: skip
 SETTINGS = ("flash_attn=on", "kv=f16", "type_k=bf16", "kv=q8_0,flash_attn=on", "repack=on")
+FEW = ("batch=3", "restored=on", "callback=off", "kv=f16", "kv=q8_0,flash_attn=on")
 faulty_build = pytest.mark.skipif(
     lacks("cc") or not HEADERS.is_dir(), reason="no cc here (apt install gcc), or no headers of llama.cpp"
 )
@@ -50,14 +51,15 @@ def printed(result: Variants, tmp_path: Path) -> str:
     return (tmp_path / "table").read_text("utf-8")
 
 
-def test_every_way_and_setting_is_right(small_model, tmp_path):
-    result = found(small_model(), *WAYS, *SETTINGS)
-    assert [row.name for row in result.rows] == ["default", *WAYS, *SETTINGS]
+@pytest.mark.parametrize("names", [FEW, (*WAYS, *SETTINGS)], ids=["few", "all"])
+def test_every_way_and_setting_is_right(names, small_model, tmp_path):
+    result = found(small_model(), *names)
+    assert [row.name for row in result.rows] == ["default", *names]
     assert [row.failed for row in result.rows] == [""] * len(result.rows)
     assert [row.wrong for row in result.rows] == [()] * len(result.rows)
     kl = {row.name: row.logits.kl for row in result.rows}
     assert kl["default"] == kl["callback=off"] == 0
-    assert max(kl[name] for name in WAYS) < 1e-6 < kl["kv=q8_0,flash_attn=on"] < 1e-2
+    assert max(kl[name] for name in {*WAYS} & {*names}) < 1e-6 < kl["kv=q8_0,flash_attn=on"] < 1e-2
     leaves = {row.name: row.leaves for row in result.rows}
     assert leaves["default"] is leaves["callback=off"] is None
     assert leaves["kv=f16"] == "kq-0"

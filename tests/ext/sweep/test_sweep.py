@@ -235,7 +235,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
     from llamadiff.ext.sweep import store
 
     monkeypatch.setattr(store, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install 'llamadiff\\[sweep\\]'"):
+    with pytest.raises(UserError, match="pip install pyarrow"):
         store.Store(tmp_path)
 
 

@@ -152,6 +152,7 @@ NFKC = "odd = right.with_rules(replace(mistaken.rules, normalization='NFKC')).en
         ({"bos_twice": True}, "e", FULL, []),  # too many for one mistake
         ({}, "q", FULL, []),
     ],
+    ids=["bos", "space", "two", "many", "none"],
 )  # fmt: skip
 def test_a_mistake_that_explains_nearly_all_is_named_with_its_share(vocabulary, tmp_path, rules, odd, more, named):
     is_bpe = "add_space_prefix" not in rules
