@@ -30,8 +30,7 @@ def print_explanation(name: str | None, language: str | None = None) -> None:
             about = shorten(bug.about, max(console.width - NAMES, NAMES) - 1, placeholder=" ...")
             console.print(Text.assemble((f"{bug.name:<{NAMES}} ", "bold"), about))
         count = sum(not bug.harmless for bug in found)
-        console.print(Text(f"{count} known bugs, {len(found) - count} ways of computing that are none; "
-                           "llamadiff explain NAME says more of one"))  # fmt: skip
+        console.print(f"{count} known bugs, {len(found) - count} harmless ways; llamadiff explain NAME prints a page")
         return
     text = explanation(name, language)
     if console.is_terminal:
