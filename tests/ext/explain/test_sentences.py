@@ -19,7 +19,7 @@ from llamadiff import Trace
 from llamadiff.candidates.reference import record
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.engines.run_spec import USUAL, How, Run
+from llamadiff.engines.run_spec import USUAL, Run
 from llamadiff.ext.explain.case import NotRecordedError
 from llamadiff.ext.explain.registry import ANY, EDITS, Constant, known_bugs
 from llamadiff.ext.explain.site import Site
@@ -74,7 +74,7 @@ def graph_of(small_model, random_model, tmp_path_factory):
         if name not in kept:
             path = random_model(name) if name in NAMES else small_model(name, "F16")
             output = tmp_path_factory.mktemp("graph") / "b.safetensors"
-            model, _ = by_its_graph(path, text_request(ModelFile(path), Run(tokens=TOKENS), output))
+            model, _ = by_its_graph(path, text_request(ModelFile(path), Run(tokens=TOKENS, patterns=("embd",)), output))
             kept[name] = model, record(model.engine, TOKENS, "right")
         return kept[name]
 
@@ -260,7 +260,7 @@ def _untold(model: GraphModel, right: Trace, error: str, first: int) -> list[str
     with np.errstate(all="ignore"):
         wrong = {tap: np.asarray(ERRORS[error](np.asarray(right[tap])), right[tap].dtype) for tap in taps[first::APART]}
     faulty = Trace(right.info, {**{tap: right[tap] for tap in right}, **wrong}, right.dtypes)
-    result = judge(model, right, faulty, How(explain=1.0))
+    result = judge(model, right, faulty, USUAL)
     texts = [result.headline, *result.proof, *result.profile, *result.next_steps]
     texts += [text for repair in repairs_of(result) for text in (repair.fix, repair.says) if text]
     texts += [text for row in result.wrong for text in (advice(row), *(fact.says for fact in row.local.facts))]

@@ -76,7 +76,9 @@ def setting(request, tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
 
 def _graph(path: Path, folders: pytest.TempPathFactory) -> Runnable:
-    request = text_request(ModelFile(path), Run(tokens=TOKENS), folders.mktemp("graph") / "b.safetensors")
+    request = text_request(
+        ModelFile(path), Run(tokens=TOKENS, patterns=("embd",)), folders.mktemp("graph") / "b.safetensors"
+    )
     return by_its_graph(path, request)[0]
 
 

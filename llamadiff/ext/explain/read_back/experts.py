@@ -29,8 +29,10 @@ def _parts(o: Observed) -> tuple[Array, Array, Array] | None:
     if case.weight is None or o.recorded.ndim != 3 or int(np.prod(weights.shape(case.weight))) > LARGEST:
         return None
     w = np.asarray(weights.whole(case.weight), np.float64)
-    chosen = np.asarray(o.values(f"ffn_moe_topk-{case.layer}")).astype(int).reshape(o.recorded.shape[:2])
-    x = np.asarray(o.values(case.run.model.inputs(case.tap)[0]), np.float64).reshape(len(chosen), -1, w.shape[-1])
+    choice = f"ffn_moe_topk-{case.layer}"
+    chosen = np.asarray(o.values(choice)).astype(int).reshape(o.recorded.shape[:2])
+    multiplied = next(name for name in case.run.model.inputs(case.tap) if name != choice)
+    x = np.asarray(o.values(multiplied), np.float64).reshape(len(chosen), -1, w.shape[-1])
     return (w, x, chosen) if o.is_right(np.einsum("tki,tkoi->tko", np.broadcast_to(x, (*chosen.shape, x.shape[-1])),
                                                   w[chosen])) else None  # fmt: skip
 
