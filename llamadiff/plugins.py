@@ -76,6 +76,10 @@ class Slice:
         """Modules of kinds of candidates (``candidates/opening.py``, Source), which are asked before the core's."""
         return ()
 
+    def mistake(self, given: str | Path | Sequence[str], place: str) -> str | None:
+        """What is wrong with what was given as ``model``, ``trace``, ``candidate``, or for the ``names`` of taps."""
+        return None
+
     def comparison_of(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
         """What compares a model with a candidate that is no trace of the same run: a file, steps, a server."""
         return None

@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeAlias, cast
 import numpy as np
 
 from llamadiff import plugins
-from llamadiff.candidates.foreign import refuse_foreign
 from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.name_map import Map, identity_map
 from llamadiff.candidates.pieces import Piece, named_row
@@ -74,7 +73,8 @@ class Source(Protocol):
 
 def source_of(spec: str) -> Source:
     """The module of the kind of source that a ``--candidate`` names. Raises UserError if it names none."""
-    refuse_foreign(spec)
+    if said := plugins.ask_first(lambda each: each.mistake(spec, "candidate")):
+        raise UserError(said)
     of_slices = [kind for kinds in plugins.ask_all(lambda each: each.sources()) for kind in kinds]
     for kind in (*of_slices, *KINDS):
         source = cast("Source", import_module(kind))

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from llamadiff import plugins
 from llamadiff.candidates import name_map
-from llamadiff.candidates.foreign import advice_on_names
 from llamadiff.candidates.pieces import Piece, Unread, place_in_tap
 from llamadiff.engines.model_file import Runnable
 from llamadiff.llamacpp.request import Settings
@@ -149,5 +148,6 @@ def _nothing_known(extras: list[Piece | Unread], context: Context, n_tokens: int
     listed = (
         "llamadiff taps MODEL lists the names, --map auto finds them by their values, --map FILE.toml translates them"
     )
-    count, hint = len(extras), advice_on_names(piece.name for piece in extras) or proposed or listed
+    known = plugins.ask_first(lambda each: each.mistake([piece.name for piece in extras], "names"))
+    count, hint = len(extras), known or proposed or listed
     return f"none of the candidate's {count} tensors has a name that is known (the first is {first.name[:80]}); {hint}"

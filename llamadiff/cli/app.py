@@ -11,6 +11,8 @@ import typer
 from llamadiff import plugins
 from llamadiff.cli.command import PANELS
 from llamadiff.cli.commands import COMMANDS
+from llamadiff.system.commands import quote
+from llamadiff.system.errors import UserError
 
 ABOUT = """llamadiff says which operation of an LLM inference engine is wrong, and why.
 
@@ -23,8 +25,29 @@ llamadiff COMMAND -h: its options, with examples. Others: --version, --help,
 """
 
 
+class OneCommand(typer.core.TyperCommand):
+    """A command none of whose values may be empty: what a shell makes of a variable that is not set."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args([*args])
+        for each in self.params:
+            value: Any = given.get(each.name)
+            words = (
+                () if str(each.metavar).startswith("--") else value if isinstance(value, (list, tuple)) else (value,)
+            )
+            if "" in words:
+                name = each.opts[0] if each.param_type_name == "option" else each.metavar or str(each.name).upper()
+                raise UserError(f"{name} is empty (is a variable unset?); give a value, or leave it out")
+        return super().parse_args(ctx, args)
+
+
 class Page(typer.core.TyperGroup):
     """The command line's help: a page for 80 columns and 40 lines, a line a command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and args[0].endswith(".gguf"):
+            raise UserError(f"{args[0]}: is no command; llamadiff compare {' '.join(map(quote, args[:2]))}")
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         every: Iterable[tuple[str, Any]] = self.commands.items()
@@ -62,4 +85,5 @@ _commands = [*COMMANDS, *chain.from_iterable(plugins.ask_all(lambda each: each.c
 for _command in sorted(_commands, key=lambda command: PANELS.index(command.panel)):
     _examples = "\n\n".join(("Examples:", *_command.examples)) if _command.examples else None
     _settings = {"allow_interspersed_args": not _command.takes_program}
-    app.command(rich_help_panel=_command.panel, epilog=_examples, context_settings=_settings)(_command.function)
+    _panel = _command.panel
+    app.command(cls=OneCommand, rich_help_panel=_panel, epilog=_examples, context_settings=_settings)(_command.function)

@@ -29,21 +29,21 @@ def compare(
     n_predict: opt.NPredict = 0, candidate: opt.Candidate = None, steps: opt.Steps = None, name_map: opt.NameMap = None,
     timeout: opt.Timeout = 600.0, only: opt.Only = None, partial: opt.Partial = False, llama_cpp: opt.LlamaCpp = None,
     engine: opt.Engine = None, explain: opt.Explain = 0.0, tolerance: opt.Tolerance = None,
-    fail_on: opt.FailOn = "wrong", expect: opt.Expect = None, *, reports: Reports,
+    fail_on: opt.FailOn = "wrong", expect: opt.Expect = None, force: opt.Force = False, *, reports: Reports,
 ) -> None:  # fmt: skip
     """Say which operation of an engine is wrong, and why."""
-    prompt, candidate = prompt_or_trace(prompt, candidate)
+    prompt, candidate = prompt_or_trace(model, prompt, candidate)
     asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp, only, takes_candidate=True)
     more = {
         "engine": engine, "explain": explain, "partial": partial, "name_map": name_map, "timeout": timeout,
         "expect": token_ids(expect, "--expect"), "steps": steps,
     }  # fmt: skip
-    run_compare(model, asked, candidate, tolerance, fail_on, reports, more, [("the steps", steps)])
+    run_compare(model, asked, candidate, tolerance, fail_on, reports, more, [("the steps", steps)], force)
 
 
 def run_compare(
     model: Path, asked: RunOptions, candidate: str | None, tolerance: Path | None, fail_on: str, reports: Reports,
-    more: Mapping[str, Any], files: Sequence[Named] = (),
+    more: Mapping[str, Any], files: Sequence[Named] = (), force: bool = False,
 ) -> None:  # fmt: skip
     """Run and judge; llama.cpp's process gets ready while what judges is imported."""
     from llamadiff.llamacpp.child import Child
@@ -57,6 +57,9 @@ def run_compare(
         refuse_collisions(
             [*read, ("the tolerance file", tolerance)], [*saved_files(reports.folder, "-o"), *reports.output_files]
         )
+        for _, kept in saved_files(reports.folder):
+            if kept.exists():
+                make_room(kept, force)
         how = how_of(tolerance, reports, progress=progress, **more)
         result = verbs.compare(model, asked.run(), candidate, how, reports.folder, child)
     reports.write(result)

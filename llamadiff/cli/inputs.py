@@ -15,6 +15,7 @@ import typer
 
 from llamadiff.candidates import TRACES
 from llamadiff.system.collisions import Named
+from llamadiff.system.commands import quote
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import read_text
 
@@ -117,8 +118,10 @@ def rules_of(tolerance: Path | None) -> Rules:
     return load_rules(tolerance)
 
 
-def prompt_or_trace(prompt: str | None, candidate: str | None) -> tuple[str | None, str | None]:
+def prompt_or_trace(model: Path, prompt: str | None, candidate: str | None) -> tuple[str | None, str | None]:
     """The prompt and the candidate, where a trace was given in the prompt's place: ``compare MODEL TRACE``."""
+    if prompt is not None and prompt.endswith(".gguf") and model.suffix != ".gguf" and Path(prompt).is_file():
+        raise UserError(f"{prompt}: is a model, which comes first: llamadiff compare {prompt} {quote(str(model))}")
     if prompt is None or not prompt.endswith(TRACES):
         return prompt, candidate
     if candidate is not None:

@@ -165,7 +165,7 @@ Annotate = Annotated[
     bool, _flag("--annotate", JUDGEMENT, "Annotate as GitHub Actions does, which it does of itself there.")
 ]
 Update = Annotated[bool, _flag("--update", JUDGEMENT, "Record the traces anew, by llama.cpp, and print what changed.")]
-Force = Annotated[bool, _flag("--force", JUDGEMENT, "Overwrite a capture that is there, or is of another model.")]
+Force = Annotated[bool, _flag("--force", JUDGEMENT, "Overwrite traces that are there, or are of another model.")]
 FailOn = Annotated[str, _choice("--fail-on", JUDGEMENT, tuple(FAILING), "Which verdict makes the exit code 1.")]
 Explain = Annotated[
     float,

@@ -16,6 +16,7 @@ from llamaref.file_kind import check_is_model
 from llamaref.models import ARCHITECTURES
 from numpy.typing import NDArray
 
+from llamadiff import plugins
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.system.errors import UserError
 from llamadiff.trace.hashing import model_sha256
@@ -48,7 +49,7 @@ class ModelFile:
         try:
             return open_it()
         except ModelError as error:
-            message = str(error)
+            message = plugins.ask_first(lambda each: each.mistake(self.path, "model")) or str(error)
             raise UserError(message if message.startswith(str(self.path)) else f"{self.path}: {message}") from None
 
     def check_is_model(self) -> None:

@@ -35,7 +35,7 @@ def refuse_collisions(reads: Iterable[Named], writes: Iterable[Named]) -> None:
         taken |= dict.fromkeys(places, (f"what {words} writes too", path, ""))
 
 
-def saved_files(folder: str | os.PathLike[str] | None, words: str = "-o") -> Iterator[Named]:
+def saved_files(folder: str | os.PathLike[str] | None, words: str = "-o") -> Iterator[tuple[str, Path]]:
     """The files that a comparison keeps."""
     if folder is not None:
         yield from ((words, Path(folder) / name) for name in ("baseline.safetensors", "engine.safetensors"))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff import plugins
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
 from llamadiff.system.pages import let_go
@@ -181,6 +182,8 @@ class Trace(Mapping[str, Array]):
         header, start = _read_header(path)
         metadata = header.pop("__metadata__", {})
         text = metadata.get(KEY) if isinstance(metadata, dict) else None
+        if text is None and not bare:
+            _refuse_mistaken(path)
         info = Info(()) if text is None and bare else parse_info(path, text)
         whole = np.memmap(path, np.uint8, "r")  # one for all taps: every map keeps a file descriptor
         arrays: dict[str, Array] = {}
@@ -209,6 +212,8 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     """The header, after safetensors itself has checked names, types, sizes and offsets; and where data starts."""
     from safetensors import SafetensorError, safe_open
 
+    if not path.is_file():
+        _refuse_mistaken(path)
     if not path.exists():
         raise UserError(f"{path}: no such trace")
     check_regular(path, "a .safetensors trace, which is mapped into memory")
@@ -221,8 +226,15 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
         with safe_open(str(path), "np"):
             pass
     except (SafetensorError, OSError, ValueError) as error:
+        _refuse_mistaken(path)
         raise UserError(f"{path}: not a readable trace ({reason(error)}); write it as .safetensors") from None
     return header, 8 + size
+
+
+def _refuse_mistaken(path: Path) -> None:
+    """Raise UserError for what is no trace, where a slice knows what it is."""
+    if said := plugins.ask_first(lambda each: each.mistake(path, "trace")):
+        raise UserError(said)
 
 
 def _is_readable(path: Path, name: str, dtype: str, shape: list[int]) -> bool:

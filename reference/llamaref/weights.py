@@ -262,7 +262,9 @@ def open_gguf(path: str | Path) -> gguf.GGUFReader:
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
     if head[:4] != b"GGUF":
-        raise ModelError(f"{path}: not a GGUF file (it starts with {head[:4]!r}, not b'GGUF')")
+        start = head[:4].decode("ascii", "replace")
+        start = f'"{start}"' if start.isprintable() and start.isascii() else f"bytes {head[:4].hex(' ')}"
+        raise ModelError(f'{path}: not a GGUF file (it starts with {start}, not "GGUF")')
     try:
         _check_head(head)
         with np.errstate(all="raise"):  # offsets that overflow

@@ -10,6 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 from llamaref import Engine
+from optional import needs_slices
 from safetensors.numpy import save_file
 
 from llamadiff import Trace, UserError, compare, diff
@@ -73,6 +74,7 @@ def test_built_in_maps_take_both(batch, right, small_model, tmp_path):
     assert result.verdict in ("match", "noise")
 
 
+@needs_slices("hints")
 @pytest.mark.parametrize(
     ("names", "advice"),
     [
@@ -133,6 +135,7 @@ def pickled(kind):
     return whole.getvalue()
 
 
+@needs_slices("hints")
 @pytest.mark.parametrize("kind", ["plain", "zip"])
 @pytest.mark.parametrize("name", ["mine.pt", "pytorch_model.bin", "x.pth", "dump/l_out-0.pt"])
 def test_a_pickle_is_not_opened_and_the_way_out_is_said(name, kind, small_model, tmp_path, monkeypatch):
@@ -150,6 +153,7 @@ def test_raw_values_may_be_called_bin(small_model, tmp_path):
     assert "pickle" not in told(tmp_path / "mine.bin", small_model)
 
 
+@needs_slices("hints")
 def test_a_directory_of_hugging_face_is_to_be_run(right, small_model, tmp_path):
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     saved(tmp_path / "model.safetensors", {"model.embed_tokens.weight": right["embd"]}, False)

@@ -277,7 +277,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "too many layers": (("taps", "layers.gguf"), ("block_count = 4000000000", "2 layers")),
     "a weight's shape": (("compare", "shape.gguf", *IDS), ("blk.0.attn_q.weight", "[256, 256]")),
     "no prompt": (("compare", "good.gguf"), ("the prompt is empty", "--tokens")),
-    "empty prompt": (("compare", "good.gguf", ""), ("the prompt is empty", "--tokens")),
+    "empty prompt": (("compare", "good.gguf", ""), ("PROMPT|TRACE is empty",)),
     "prompt and ids": ((*COMPARE, "hi"), ("a prompt or --tokens, not both",)),
     "ids twice": ((*COMPARE, "--tokens", "@notes.txt"), ("notes.txt: \"hello\"",)),
     "prompt of stray bytes": (("compare", "text.gguf", "a\udcff"), ("not valid Unicode", "--tokens")),
@@ -509,7 +509,7 @@ def test_a_trace_cut_anywhere_is_refused(files: SimpleNamespace, tmp_path: Path)
     whole = files.trace.read_bytes()
     for cut in [*range(0, 16), *np.linspace(16, len(whole) - 1, 50).astype(int)]:
         (tmp_path / "t.safetensors").write_bytes(whole[:cut])
-        with pytest.raises(UserError, match=r"t\.safetensors: not a readable trace"):
+        with pytest.raises(UserError, match=r"t\.safetensors: (not a readable trace|is cut off, )"):
             Trace.open(tmp_path / "t.safetensors")
 
 

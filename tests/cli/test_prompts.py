@@ -127,4 +127,4 @@ def test_a_text_is_a_prompt(prompt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.safetensors").touch()
     assert RunOptions(prompt).run().prompt == prompt
-    assert prompt_or_trace(prompt, None) == (prompt, None)
+    assert prompt_or_trace(Path("m.gguf"), prompt, None) == (prompt, None)

@@ -147,6 +147,8 @@ def _texts(wanted: Wanted, fields: Mapping[str, Any], takes_bytes: bool) -> list
     if own is None:
         return list(islice(texts_for(fields, wanted.seed, takes_bytes), wanted.count))
     lines = read_text(own, MAX_TEXTS, "texts, one a line, as JSON strings or as they are").splitlines()
+    if not lines:
+        raise UserError(f"{own}: has no texts; give texts, one a line")
     if own.suffix in {".json", ".jsonl"}:
         return [_string(own, number, line) for number, line in enumerate(lines, 1)]
     return lines

@@ -1,0 +1,74 @@
+"""What is wrong with a ``--candidate``: a command's words, a file that is none, a name that is nearly another."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+
+from llamadiff.candidates.command import PREFIX
+from llamadiff.ext.hints import file_kinds as kinds
+from llamadiff.ext.hints.places import RUN, SAVE, exists, mistaken_file, near_name
+
+KNOWN = ("model", "tokens", "prompt", "n_prefill", "n_predict", "out", "steps")  # what braces stand for in a command
+_MEANT = {"ids": "tokens", "token_ids": "tokens", "dump": "out", "trace": "out", "gguf": "model"}
+_WAYS = (PREFIX, "transformers:", "llama.cpp:", "http:", "https:")
+_OPERATORS = {"&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "2>&1", "&>"}
+_BRACES = re.compile(r"(?<!\$)\{([A-Za-z_]{2,20})\}")
+_ADDRESS = re.compile(r"[\w.-]{1,99}:\d{2,5}(?:/\S*)?", re.ASCII)
+
+
+def mistaken_candidate(spec: str) -> str | None:
+    """What is wrong with it, in one line; None where nothing is that can be seen."""
+    if spec.startswith(PREFIX):
+        fault = _fault_of_command(spec.removeprefix(PREFIX))
+        return f"--candidate {spec}: {fault}" if fault else None
+    path = Path(spec)
+    if exists(path):
+        return _mistaken_path(path)
+    if set(_BRACES.findall(spec)) & {*KNOWN} and ":" not in spec.partition(" ")[0]:
+        return f'--candidate {spec}: is no file; for a command put cmd: before it: --candidate "cmd: {spec}"'
+    if _ADDRESS.fullmatch(spec):
+        return f"--candidate {spec}: is no file; for a server give --candidate http://{spec}"
+    way = next(iter(get_close_matches(f"{spec.partition(':')[0]}:", _WAYS, 1, 0.8)), "") if ":" in spec else ""
+    if way and not spec.startswith(way):
+        return f"--candidate {spec}: is no file; did you mean {way}{spec.partition(':')[2]}?"
+    near = near_name(path) if ":" not in spec else ""
+    return f"--candidate {spec}: no such file; {near} is there" if near else None
+
+
+def _fault_of_command(line: str) -> str | None:
+    """Words for a shell, which runs none of it, and braces that stand for nothing."""
+    try:
+        words = shlex.split(line, posix=False)  # quotes stay, and what is in them is the command's own
+    except ValueError:
+        return None
+    operator = next((word for word in words if word in _OPERATORS), None)
+    operator = operator or next((";" for word in words if word.endswith(";") and word[0] not in "'\""), None)
+    if operator:
+        script = line.strip() if "'" not in line else "..."
+        return f"no shell runs it, and {operator} would go to the command as a word; give cmd: sh -c '{script}'"
+    for name in _BRACES.findall(" ".join(word for word in words if " " not in word)):
+        meant = _MEANT.get(name) or next(iter(get_close_matches(name, KNOWN, 1, 0.6)), None)
+        if name not in KNOWN and meant is not None:
+            listed = ", ".join(f"{{{known}}}" for known in KNOWN)
+            return f"{{{name}}} stands for nothing; did you mean {{{meant}}}? known are {listed}"
+    return None
+
+
+def _mistaken_path(path: Path) -> str | None:
+    """A pickle, which is never opened; a checkpoint, which has to be run first; an array without its tap."""
+    kind = kinds.kind_of(path)
+    if kind == kinds.CHECKPOINT:
+        return f"{path}: is a model of Hugging Face, {RUN.format(folder=path)}"
+    if kind in (kinds.PICKLE, kinds.ARRAY):
+        return mistaken_file(path, "trace")
+    if not path.is_dir():
+        return None
+    files = [file for file in islice(path.iterdir(), kinds.MOST) if file.is_file()]
+    pickles = sorted(file for file in files if kinds.is_pickle(file))
+    if not pickles or len(pickles) < len(files):
+        return None
+    return f"{path}: {pickles[0].name} is a pickle, which can run code and is not opened; {SAVE.format()}"

@@ -1,0 +1,95 @@
+"""What a file or a directory is, by its first bytes: no more of it is read, and nothing is opened or executed."""
+
+from __future__ import annotations
+
+import re
+import struct
+from itertools import islice
+from pathlib import Path
+
+from llamadiff.trace.metadata import KEY
+from llamadiff.trace.stated import parse_json
+
+MODEL, ARRAY, ARCHIVE, PICKLE = "a GGUF model", "one NumPy array (.npy)", "a NumPy archive (.npz)", "a pickle"
+TRACE, WEIGHTS, TENSORS = "a trace", "a checkpoint's weights", "bare tensors (.safetensors)"
+CHECKPOINT, ARRAYS, TRACES = "a checkpoint's directory", "a directory of arrays", "a directory of traces"
+MOST = 10_000  # files of a directory that are looked at
+HEAD = 1 << 16  # bytes of a file
+MAX_HEADER = 1 << 23  # bytes of a safetensors header that are parsed
+_PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_MAYBE_PICKLES = (".bin",)  # or raw values
+_ARRAYS = (".npy", ".f32", ".f16", ".bf16", ".bin", ".raw")
+_ZIP = b"PK\x03\x04"
+_PROTOCOLS = tuple(b"\x80" + bytes([version]) for version in range(2, 6))
+_NAME = re.compile(rb'"([^"\\]{1,200})"\s*:\s*\{\s*"(?:dtype|shape|data_offsets)"')
+
+
+def kind_of(path: Path) -> str:
+    """What it is, in words; empty where that cannot be seen."""
+    try:
+        return _kind_of_folder(path) if path.is_dir() else _kind_of_file(path) if path.is_file() else ""
+    except OSError:
+        return ""
+
+
+def _kind_of_folder(path: Path) -> str:
+    names = [each.name for each in islice(path.iterdir(), MOST)]
+    tensors = [name for name in names if name.endswith(".safetensors")]
+    if "config.json" in names and tensors:
+        return CHECKPOINT
+    return TRACES if tensors else ARRAYS if any(name.endswith(_ARRAYS) for name in names) else ""
+
+
+def _kind_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    if head[:4] == b"GGUF":
+        return MODEL
+    if head[:6] == b"\x93NUMPY":
+        return ARRAY
+    if head[:4] == _ZIP and _first_entry(head).endswith(b".npy"):
+        return ARCHIVE
+    if is_pickle(path, head):
+        return PICKLE
+    if head[8:9] != b"{":
+        return ""
+    names = _NAME.findall(head)
+    weights = bool(names) and all(name.endswith((b".weight", b".bias")) for name in names)
+    return TRACE if f'"{KEY}"'.encode() in head else WEIGHTS if weights else TENSORS if names else ""
+
+
+def is_pickle(path: Path, head: bytes = b"") -> bool:
+    """Whether it is one by its name, or by that and its first bytes."""
+    if path.suffix in _PICKLES:
+        return True
+    if path.suffix not in _MAYBE_PICKLES:
+        return False
+    if not head:
+        with path.open("rb") as file:
+            head = file.read(4)
+    return head[:4] == _ZIP or head[:2] in _PROTOCOLS
+
+
+def _first_entry(head: bytes) -> bytes:
+    """The name of a zip file's first entry."""
+    size = int.from_bytes(head[26:28], "little")
+    return head[30 : 30 + size]
+
+
+def cut_off(path: Path) -> str:
+    """That a safetensors file ends before its tensors do, in bytes; empty for one that does not, or is none."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(9)
+            (length,) = struct.unpack("<Q", head[:8].ljust(8, b"\xff"))
+            if head[8:] != b"{" or length > MAX_HEADER:
+                return ""
+            text = head[8:] + file.read(length - 1)
+        if len(text) < length:
+            return f"{size} bytes of more than {8 + length}"
+        ends = [entry["data_offsets"][1] for name, entry in parse_json(text).items() if name != "__metadata__"]
+        whole = 8 + length + max(ends, default=0)
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return ""
+    return f"{size} of {whole} bytes" if isinstance(whole, int) and size < whole else ""

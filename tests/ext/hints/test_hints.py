@@ -1,0 +1,180 @@
+"""What was given by mistake: what a file is and where it belongs, near names, a command's words; the rest is let by."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+from command import run
+from safetensors.numpy import save_file
+
+from llamadiff.ext.hints import slice_
+from llamadiff.ext.hints.file_kinds import cut_off
+from llamadiff.llamacpp.shipped import shipped_model
+from llamadiff.trace.metadata import KEY
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One file of each kind."""
+    place = tmp_path_factory.mktemp("kinds")
+    values = np.zeros((3, 4), np.float32)
+    (place / "m.gguf").write_bytes(b"GGUF" + bytes(60))
+    np.save(place / "embd.npy", values)
+    np.savez(place / "taps.npz", embd=values)
+    with zipfile.ZipFile(place / "w.bin", "w") as archive:
+        archive.writestr("archive/data.pkl", b"x")
+    for name in ("ckpt", "dump", "traces", "mixed"):
+        (place / name).mkdir()
+    save_file({"model.norm.weight": values}, place / "ckpt" / "model.safetensors")
+    (place / "ckpt" / "config.json").write_text("{}", encoding="utf-8")
+    values.tofile(place / "dump" / "embd.f32")
+    stated = {KEY: json.dumps({"schema": "llamadiff.trace/1", "tokens": [1, 2, 3]})}
+    save_file({"embd": values}, place / "mine.safetensors", stated)
+    save_file({"embd": values}, place / "bare.safetensors")
+    save_file({"embd": values}, place / "traces" / "a.safetensors", stated)
+    save_file({"embd": values}, place / "mixed" / "a.safetensors", stated)
+    (place / "mixed" / "m.gguf").write_bytes(b"GGUF")
+    (place / "notes.txt").write_text("hello", encoding="utf-8")
+    whole = (place / "mine.safetensors").read_bytes()
+    (place / "cut.safetensors").write_bytes(whole[:-20])
+    (place / "header.safetensors").write_bytes(whole[:30])
+    return place
+
+
+FILES = {
+    ("m.gguf", "trace"): "is a GGUF model, no trace; give it as --model",
+    ("embd.npy", "trace"): "is one NumPy array (.npy), which does not say its tap and tokens",
+    ("embd.npy", "model"): "is one NumPy array (.npy), no GGUF file; the model comes first",
+    ("taps.npz", "trace"): "is a NumPy archive (.npz), which compare takes and this does not",
+    ("w.bin", "trace"): "is a pickle, which can run code and is not opened; save the tensors instead",
+    ("w.bin", "model"): "is a pickle, no GGUF file; of its checkpoint, llama.cpp's convert_hf_to_gguf.py",
+    ("ckpt", "model"): "is a checkpoint's directory, no GGUF file; llama.cpp's convert_hf_to_gguf.py",
+    ("ckpt", "trace"): "is a checkpoint's directory, not what one computed; --candidate transformers:",
+    ("ckpt/model.safetensors", "model"): "is a checkpoint's weights, no GGUF file; llama.cpp's convert_hf_to_gguf.py",
+    ("ckpt/model.safetensors", "trace"): "is a checkpoint's weights, not what one computed",
+    ("mine.safetensors", "model"): "is a trace, no GGUF file; the model comes first: llamadiff compare MODEL",
+    ("bare.safetensors", "model"): "is bare tensors (.safetensors), no GGUF file; the model comes first",
+    ("dump", "trace"): "is a directory of arrays, which compare takes and this does not",
+    ("traces", "trace"): "is a directory of traces, of which one is to be given here",
+    ("cut.safetensors", "trace"): "is cut off, ",
+    ("header.safetensors", "trace"): "is cut off, 30 bytes of more than ",
+    ("mien.safetensors", "trace"): "no such file; ",
+}
+
+
+@pytest.mark.parametrize(("name", "place"), FILES, ids=lambda each: each.replace("/", "-"))
+def test_a_file_in_the_wrong_place_is_named_by_what_it_is(name, place, folder):
+    said = slice_.mistake(folder / name, place)
+    assert said.startswith(f"{folder / name}: {FILES[name, place]}")
+    assert "{" not in said.replace("{name: x", "")
+    assert len(said) < 1000
+
+
+def test_how_much_is_cut_off_is_counted(folder):
+    size = (folder / "mine.safetensors").stat().st_size
+    assert cut_off(folder / "cut.safetensors") == f"{size - 20} of {size} bytes"
+    assert cut_off(folder / "mine.safetensors") == cut_off(folder / "notes.txt") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("m.gguf", "model"), ("mixed", "model"), ("mine.safetensors", "trace"), ("bare.safetensors", "trace"),
+     ("notes.txt", "trace"), ("notes.txt", "model"), ("nothing", "trace"), ("x" * 5000, "trace"),
+     *((name, "candidate") for name in ("mine.safetensors", "bare.safetensors", "taps.npz", "dump", "notes.txt"))],
+)  # fmt: skip
+def test_nothing_is_said_of_what_belongs_there_or_is_not_known(name, place, folder):
+    assert slice_.mistake(folder / name, place) is None
+
+
+CANDIDATES = {
+    "cmd: ./e {tokens} {out} && true": "&& would go to the command as a word; give cmd: sh -c './e {tokens} {out} && t",
+    "cmd: ./e {tokens} | tee {out}": "| would go",
+    "cmd: cd x; ./e {tokens} {out}": "; would go",
+    "cmd: ./e '{tokens}' > {out}": "> would go to the command as a word; give cmd: sh -c '...'",
+    "cmd: ./e {token} {out}": "{token} stands for nothing; did you mean {tokens}? known are {model}, {tokens}, ",
+    "cmd: ./e --m={modle} {tokens} {out}": "did you mean {model}?",
+    "cmd: ./e {ids} {out}": "did you mean {tokens}?",
+    "./mini {tokens} {out}": 'put cmd: before it: --candidate "cmd: ./mini {tokens} {out}"',
+    "localhost:8080": "for a server give --candidate http://localhost:8080",
+    "transformer:bf16": "did you mean transformers:bf16?",
+    "{folder}/embd.npy": "is one NumPy array",
+    "{folder}/ckpt": "is a model of Hugging Face, not what one computed; --candidate transformers:",
+    "{folder}/mien.safetensors": "mine.safetensors is there",
+}
+
+
+@pytest.mark.parametrize("spec", CANDIDATES)
+def test_a_candidate_that_is_none_is_told_what_to_be(spec, folder):
+    assert CANDIDATES[spec] in slice_.mistake(spec.replace("{folder}", str(folder)), "candidate")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["cmd: ./e --tokens {tokens} --dump {out}", "cmd: sh -c 'a && b > {out}'", 'cmd: ./e --sep="|" "&&" {tokens} {out}',
+     "cmd: sh -c './e ${token} {out}'", "cmd: awk '{print}' {out}", "cmd: python -c \"f'{token} x'\" {out}", "cmd: 'a",
+     "llama.cpp:kv=q8_0", "transformers:dir", "http://x:80", "other.gguf", "engine.py:run", "C:/x/y", "x" * 5000],
+)  # fmt: skip
+def test_a_candidate_that_may_be_right_is_let_by(spec, folder):
+    assert slice_.mistake(spec, "candidate") is None
+
+
+REFUSED = {
+    ("diff", "m.gguf", "mine.safetensors"): "m.gguf: is a GGUF model, no trace",
+    ("check", "embd.npy"): "embd.npy: is one NumPy array",
+    ("compare", "mine.safetensors", "m.gguf"): "m.gguf: is a model, which comes first: llamadiff compare m.gguf mine.s",
+    ("compare", "ckpt/model.safetensors", "Once"): "is a checkpoint's weights, no GGUF file",
+    ("compare", "m.gguf", "Once", "--candidate", "cmd: ./e {token} {out}"): "{token} stands for nothing",
+    ("m.gguf", "Once upon"): "m.gguf: is no command; llamadiff compare m.gguf 'Once upon'",
+    ("compare",): "Missing argument 'MODEL'; such as llamadiff compare model.gguf \"Once upon a time\" (",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_commands_say_it_in_one_line(words, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    done = run(*words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert REFUSED[words] in done.stderr
+
+
+EMPTY = {
+    ("compare", "m.gguf", "Once", "--candidate", ""): "--candidate",
+    ("compare", "m.gguf", "Once", "--candidate="): "--candidate",
+    ("compare", "m.gguf", "mine.safetensors", "--map", ""): "--map",
+    ("compare", "m.gguf", "Once", "--only", "embd", "--only", ""): "--only",
+    ("compare", "", "Once"): "MODEL",
+    ("check", "traces", ""): "PATHS",
+    ("diff", "mine.safetensors", ""): "CANDIDATE",
+    ("weights", "m.gguf", ""): "OTHER",
+    ("tokens", "m.gguf", "--candidate", ""): "--candidate",
+    ("template", "m.gguf", "--candidate", ""): "--candidate",
+}
+
+
+@pytest.mark.parametrize("words", EMPTY, ids=" ".join)
+def test_no_value_of_a_command_is_empty(words, folder, monkeypatch):
+    """An empty path is the directory that one is in: what lies there would be compared."""
+    monkeypatch.chdir(folder)
+    done = run(*words)
+    said = f"llamadiff: {EMPTY[words]} is empty (is a variable unset?); give a value, or leave it out\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+def test_kept_traces_are_not_overwritten(folder, monkeypatch):
+    """Without --force; nothing is run before that is known."""
+    monkeypatch.chdir(folder)
+    (folder / "dump" / "baseline.safetensors").write_bytes(b"mine")
+    done = run("compare", "m.gguf", "mine.safetensors", "-o", "dump/")
+    said = "llamadiff: dump/baseline.safetensors: is there already; give another name, or --force to overwrite it\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    assert "is there already" not in run("compare", "m.gguf", "mine.safetensors", "-o", "dump/", "--force").stderr
+
+
+def test_no_texts_are_no_match(tmp_path):
+    texts = tmp_path / "empty.txt"
+    texts.write_bytes(b"")
+    done = run("tokens", shipped_model(), "--texts", texts)
+    assert (done.returncode, done.stderr) == (2, f"llamadiff: {texts}: has no texts; give texts, one a line\n")
