@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llamadiff.judge.fact import Fact
     from llamadiff.judge.lanes import Lane, Source
     from llamadiff.judge.measuring import Judge
+    from llamadiff.judge.preflight.checks import Check
     from llamadiff.judge.replay import ShownSums, Sketches
     from llamadiff.judge.study import Bench, Look, Study
     from llamadiff.llamacpp.child import Child
@@ -154,6 +155,10 @@ class Slice:
 
     def causes(self, bench: Bench, study: Study) -> tuple[Diagnosis, ...] | None:
         """Why taps are wrong, in graph order; None: another slice may know."""
+        return None
+
+    def other_file(self, bench: Bench, study: Study, given: Trace) -> Check | None:
+        """That a trace is of other weights than the file's. Raises UserError for one of another model."""
         return None
 
     def hold_to_gate(self, result: Comparison, bench: Bench, study: Study, gate: Gate) -> Comparison | None:

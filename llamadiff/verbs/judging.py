@@ -61,6 +61,7 @@ def judge(
     model = original.model if original is not None else model
     if candidate is None and baseline.sketch is not None:
         return sketch_alone(model, baseline, _sides(model, baseline, None), how)
+    given = baseline if candidate is None else candidate
     candidate, checks, fitting = _before_the_layers(model, baseline, candidate)
     started = time.perf_counter()
     graph = cache(graph or (lambda: model if model.by_graph else None))
@@ -68,7 +69,10 @@ def judge(
     study = _study_candidate(bench, candidate, keep)
     stated, between = statistics_check(study.passes.findings)
     ran = time.perf_counter()
-    diagnosis = (plugins.ask_first(lambda each: each.causes(bench, study)) if how.diagnose else None) or ()
+    other = plugins.ask_first(lambda each: each.other_file(bench, study, given))
+    searched = how.diagnose and other is None
+    diagnosis = (plugins.ask_first(lambda each: each.causes(bench, study)) if searched else None) or ()
+    checks = checks if other is None else (*checks, other)
     slips = [Check(RECORDING, of_unjudged(), slip) for slip in study.assumed.slips]
     judged = _summarize(model, baseline, study, (*checks, *slips, *stated), diagnosis, how)
     judged = replace(judged, timing={"engine_s": ran - started, "compare_s": time.perf_counter() - ran})

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamadiff.plugins import Slice
+
+if TYPE_CHECKING:
+    from llamadiff.judge.preflight.checks import Check
+    from llamadiff.judge.study import Bench, Study
+    from llamadiff.trace.reader import Trace
 
 
 class Hints(Slice):
@@ -19,6 +25,12 @@ class Hints(Slice):
         if not isinstance(given, (str, Path)):
             return advice_on_names(given)
         return mistaken_candidate(str(given)) if place == "candidate" else mistaken_file(Path(given), place)
+
+    def other_file(self, bench: Bench, study: Study, given: Trace) -> Check | None:
+        from llamadiff.ext.hints.other_weights import other_weights, refuse_other_model
+
+        refuse_other_model(bench.model, given)
+        return other_weights(bench, study)
 
 
 slice_ = Hints()

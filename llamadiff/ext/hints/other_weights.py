@@ -1,0 +1,75 @@
+"""A trace that was recorded with another file: another model, or the same one in another quantization."""
+
+from __future__ import annotations
+
+import math
+
+from llamadiff.engines.model_file import Runnable
+from llamadiff.judge.finding import Finding
+from llamadiff.judge.preflight.checks import Check
+from llamadiff.judge.study import Bench, Study
+from llamadiff.judge.verdict import WRONG, of_check
+from llamadiff.system.errors import UserError
+from llamadiff.trace import taps
+from llamadiff.trace.reader import Trace
+
+LOOKUP = "embd"  # the tap that a weight makes of ids alone: no activation rounds it
+LEAST = 4  # taps of weights that are off
+NEAR = (1e-8, 0.3)  # NMSE of what another quantization makes
+EVEN = 1e-3  # of a tap's error: what each row has of it at least
+KINDS = 3  # kinds of taps with sizes that are not the model's, which no one bug makes
+PADDED = 1.1  # times its columns: what padding may make of a tap
+
+
+def refuse_other_model(model: Runnable, trace: Trace) -> None:
+    """Raise UserError for a trace whose residual stream, and more, has not the model's size; or of more layers too."""
+    misfits, kinds, axes = dict[str, str](), set[str](), set[str]()
+    known, n_tokens = {tap.name: tap for tap in model.taps}, len(trace.info.tokens)
+    for name in trace:
+        tap = known.get(name)
+        want = model.shape_of(tap, n_tokens) if tap is not None and name not in trace.known else None
+        if tap is None or want is None or "key" in tap.kind.axes or trace.shape(name)[tap.row_axis] != n_tokens:
+            continue
+        have, right = (math.prod(shape) // n_tokens for shape in (trace.shape(name), want))
+        if have != right:
+            misfits[name] = f"{name} has {have} columns, {right} are right"
+            kinds.add(tap.kind.word)
+            axes |= set() if right < have <= PADDED * right else {*tap.kind.axes}
+    deepest = max((taps.layer_of(name) or 0 for name in trace if taps.parse(name)), default=0)
+    more = deepest >= model.n_layer and "vocab" in axes
+    if more or ("embd" in axes and len(kinds) >= KINDS):
+        what = f"it has layer {deepest} of 0 to {model.n_layer - 1}, and " if more else ""
+        raise UserError(
+            f"{trace.path or 'the candidate'}: is a trace of another model than {model.path.name}: {what}the sizes of "
+            f"{len(misfits)} of its {len(trace)} taps do not fit, the first: {next(iter(misfits.values()))}; give the "
+            "model that it is of"
+        )
+
+
+def other_weights(bench: Bench, study: Study) -> Check | None:
+    """That every op with a weight is a little off, and no other: the weights are others than the file's."""
+    model, off = bench.model, list[Finding]()
+    with_weight = 0
+    for finding in study.passes.findings:
+        local = finding.local.get(study.under_test)
+        if local is None:
+            continue
+        weight = model.weight_names.get(finding.tap.name)
+        is_matrix = weight is not None and len(model.weights.shape(weight)) > 1
+        with_weight += is_matrix
+        if local.verdict == WRONG:
+            rows = [row for row in local.per_token if math.isfinite(row)]
+            even = bool(rows) and min(rows) > EVEN * local.nmse
+            if not is_matrix or local.span or not even or not NEAR[0] < local.nmse < NEAR[1]:
+                return None
+            off.append(finding)
+    names = {finding.tap.name for finding in off}
+    if LOOKUP not in names or len(off) < max(LEAST, with_weight // 2):
+        return None
+    errors = sorted(math.sqrt(finding.local[study.under_test].nmse) for finding in off)
+    found = (
+        f"its weights are near {model.path.name}'s, and are others: {len(off)} products and lookups are off by "
+        f"{100 * errors[0]:.2g} % to {100 * errors[-1]:.2g} %, and no other op is; give the file that was run, "
+        "such as another quantization"
+    )
+    return Check("weights", of_check(found), found)
