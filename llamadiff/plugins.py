@@ -78,7 +78,7 @@ class Slice:
         return ()
 
     def mistake(self, given: str | Path | Sequence[str], place: str) -> str | None:
-        """What is wrong with what was given as ``model``, ``trace``, ``candidate``, or for the ``names`` of taps."""
+        """What is wrong with what was given as a model, trace, candidate or prompt, or as the names of taps."""
         return None
 
     def comparison_of(self, candidate: CandidateSpec | None, how: How) -> Compare | None:

@@ -48,7 +48,7 @@ def open_source(spec: str) -> CandidateSource:
     path = Path(spec)
     if not path.is_dir():
         return CandidateSource(
-            partial(_load_trace, *npz(path), ()),
+            partial(_load_trace, path, *npz(path), ()),
             (),
             f"{spec}: an .npz states no token ids; a directory with a file tokens does",
             recorded=True,
@@ -56,12 +56,17 @@ def open_source(spec: str) -> CandidateSource:
     tokens = _tokens(path)
     untold = f"{spec}: states no token ids; a file {path / 'tokens'} would hold them"
     return CandidateSource(
-        partial(_load_trace, list(_pieces(path)), _unread(path), tokens), tokens, untold, recorded=True
+        partial(_load_trace, path, list(_pieces(path)), _unread(path), tokens), tokens, untold, recorded=True
     )
 
 
-def _load_trace(pieces: Sequence[Unread], unread: Sequence[str], tokens: tuple[int, ...], context: Context) -> Trace:
-    return assemble(pieces, context, {"name": "the dump"}, tokens, unread)
+def _load_trace(
+    path: Path, pieces: Sequence[Unread], unread: Sequence[str], tokens: tuple[int, ...], context: Context
+) -> Trace:
+    try:
+        return assemble(pieces, context, {"name": "the dump"}, tokens, unread)
+    except UserError as error:
+        raise type(error)(error if str(error).startswith(str(path)) else f"{path}: {error}") from None
 
 
 def _token_files(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from llamadiff import plugins
 from llamadiff.candidates import TRACES
 from llamadiff.system.collisions import Named
 from llamadiff.system.commands import quote
@@ -36,10 +37,8 @@ FILES = (
     "pth", "raw", "safetensors", "st", "toml", "txt",
 )  # fmt: skip
 SEPARATORS = "/\\"  # of folders, on all systems
-ALIKE = 0.85  # of two names, from which on one may be the other misspelt
 _WHOLE_NUMBER = re.compile("[0-9]{1,10}")
 _BYTES = re.compile("([0-9]{1,15})([KMGkmg]?)")
-_ADDRESS = re.compile(r"[\w.-]{1,99}:\d{2,5}", re.ASCII)  # of a server, without its http://
 _LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
@@ -139,22 +138,16 @@ def _refuse_a_path(prompt: str | None, takes_candidate: bool) -> None:
     path = Path(prompt)
     try:
         kind = "a directory" if path.is_dir() else "a file" if path.exists() else ""
-        traces = [each.name for each in path.parent.iterdir() if each.suffix in TRACES] if "." in path.name else []
     except (OSError, ValueError):  # what cannot be listed says nothing
-        kind, traces = "", []
+        kind = ""
     as_prompt = f"to run its text: @{prompt}" if kind == "a file" else "as a prompt: @FILE, or - for standard input"
     as_prompt = "the model comes first, then the prompt" if prompt.endswith(".gguf") else as_prompt
     if kind and takes_candidate:
         raise UserError(f"{prompt}: is {kind} here; give --candidate {prompt} ({as_prompt})")
     if kind:
         raise UserError(f"{prompt}: is {kind} here; give a prompt ({as_prompt})")
-    from difflib import get_close_matches
-
-    meant = next(iter(get_close_matches(path.name, traces, 1, ALIKE)), None) if len(prompt.split()) == 1 else None
-    if meant is not None and takes_candidate:
-        raise UserError(f"{prompt}: no such trace; {meant} is there ({as_prompt})")
-    if takes_candidate and _ADDRESS.fullmatch(prompt):
-        raise UserError(f"{prompt}: looks like a server; give --candidate http://{prompt} and a prompt ({as_prompt})")
+    if takes_candidate and (said := plugins.ask_first(lambda each: each.mistake(prompt, "prompt"))):
+        raise UserError(f"{said} ({as_prompt})")
     if not _looks_like_a_path(prompt):
         return
     wanted = "give a trace that is there, or --candidate" if takes_candidate else "give a prompt"

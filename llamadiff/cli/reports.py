@@ -106,11 +106,12 @@ def _is_folder(text: str) -> bool:
 def _target(text: str, formats: Sequence[Format]) -> tuple[Format, str]:
     """A value of ``-o``: ``report.json``, ``json:FILE``, ``json:-``."""
     name, _, rest = text.partition(":")
-    named = next((form for form in formats if form.name == name and rest), None)
+    words = name.lower(), f".{name.lower()}"
+    named = next((form for form in formats if rest and (form.name == words[0] or words[1] in form.endings)), None)
     if named is not None:
         return named, rest
     for form in formats:
-        if text.endswith(form.endings):
+        if text.lower().endswith(form.endings) and not (rest and len(name) > 1 and name.isidentifier()):
             return form, text
     endings = ", ".join(ending for form in formats for ending in form.endings[:1])
     names = " or ".join(f"{form.name}:FILE" for form in formats)
@@ -119,7 +120,7 @@ def _target(text: str, formats: Sequence[Format]) -> tuple[Format, str]:
 
 def refuse_report(output: Path) -> None:
     """Raise UserError for the name of a trace that ends as a report's does."""
-    ending = next((each for form in formats() for each in form.endings if output.name.endswith(each)), None)
+    ending = next((each for form in formats() for each in form.endings if output.name.lower().endswith(each)), None)
     if ending is not None:
         raise UserError(f"-o {output}: {ending} is a report's ending, and this writes a trace; give FILE.safetensors")
 

@@ -80,4 +80,5 @@ def _select_taps(model: ModelFile, patterns: Sequence[str], layers: range | None
 
 def _check_layers(layers: range | None, n_layer: int) -> None:
     if layers is not None and not 0 <= layers.start < layers.stop <= n_layer:
-        raise UserError(f"--only {layers.start}-{layers.stop - 1}: the model has layers 0 to {n_layer - 1}")
+        asked = f"{layers.start}" if len(layers) == 1 else f"{layers.start}-{layers.stop - 1}"
+        raise UserError(f"--only {asked}: the model has layers 0 to {n_layer - 1}")

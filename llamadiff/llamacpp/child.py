@@ -28,6 +28,7 @@ from llamadiff.system.started import Process, kill, start
 
 MAX_LOG = 1 << 24  # bytes
 MOST = 8  # characters that are named
+_ALL_WELL = re.compile(r"\bloaded \S+ backend\b|^ggml_\w+_init: found ")  # lines of a log that explain no error
 
 Hear = Callable[[dict[str, Any], Sequence[Any]], None]  # is given each answer, and the bytes that came with it
 
@@ -328,7 +329,7 @@ def _cause(code: int) -> str:
 
 def _with_log(message: str, log: str) -> str:
     """The message and what llama.cpp said that explains it: an assertion, or the first error."""
-    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip(" .")]
+    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip(" .") and not _ALL_WELL.search(line)]
     asserted = [line for line in lines if "GGML_ASSERT" in line or "GGML_ABORT" in line]
     errors = [line.removeprefix("error: ") for line in lines if "error" in line.lower()]
     chosen = asserted[:1] or errors[:1] or lines[-1:]

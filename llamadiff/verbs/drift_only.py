@@ -62,6 +62,8 @@ def drift_only(baseline: Trace, candidate: Trace, how: How = USUAL) -> Compariso
     ruling = of_run([row.verdict for row in rows] or [of_unjudged()], [], (), coverage.is_enough)
     said = _drift_sentence(rows, coverage) if sketch is None else _sketch_sentence(rows, sketch.projections, how.rules)
     said = said.plus(*note_on(baseline))
+    if baseline.path is not None and candidate.path is not None and baseline.path.samefile(candidate.path):
+        said = said.with_headline(f"both are one and the same file, {baseline.path.name}: give the other side's trace")
     return assemble(_sides(baseline.info, candidate.info), judged, ruling, said, steps)
 
 

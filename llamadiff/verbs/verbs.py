@@ -24,7 +24,7 @@ from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
 from llamadiff.engines.own_graph import needed_graph, own_graph
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, capture_run, in_engine, opened_for, stream_run
-from llamadiff.judge.preflight.checks import check_same_run
+from llamadiff.judge.preflight.checks import check_same_run, tokens_apart
 from llamadiff.judge.sketching import sketch_of
 from llamadiff.judge.verdict import is_right
 from llamadiff.llamacpp.capture import scratch_directory
@@ -125,6 +125,9 @@ def _judged_run(
         if brought is not None:
             trace = brought.load_trace(model, baseline)
             model, baseline = _rerun_with_candidate_batches(trace, model, baseline, request, how.progress)
+            if brought.source.recorded and trace.info.tokens != baseline.info.tokens:
+                parted = tokens_apart(model, baseline.info.tokens, trace.info.tokens)
+                raise UserError(f"{parted}; to run those that {brought.spec} states, leave out the prompt or --tokens")
         capture_s = time.perf_counter() - started
         from llamadiff.verbs.greedy import find_parting, with_parting
         from llamadiff.verbs.judging import judge
@@ -135,6 +138,9 @@ def _judged_run(
         result = replace(result, timing={"capture_s": capture_s, **result.timing})
         if trace is None:
             return result
+        if (request.patterns or request.layers) and len(result.rows) > len(request.wanted) > 0:
+            note = f"--only limits what llama.cpp records; all {len(result.rows)} taps of {brought.spec} were judged"
+            result = replace(result, next_steps=(*result.next_steps, note))
         return with_parting(result, find_parting(baseline, trace, n_prompt, n_predict > 0, model.vocabulary.text))
 
 

@@ -76,6 +76,7 @@ def test_the_report_shows_the_prompt_that_was_tokenized(tmp_path):
     assert report["prompt"] == "hello there"
 
 
+@needs_slices("hints")
 @pytest.mark.parametrize("prompt", ["mine.safetensor", "min.safetensors.", "mine.npy"])
 def test_a_misspelt_trace_is_no_prompt(prompt, small_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -104,7 +104,8 @@ def load(path: Path) -> tuple[Op, Array, Array, str]:
     try:
         return _loaded(path)
     except Exception as error:  # a file from a stranger may lack or hold anything
-        raise UserError(f"{path}: not an op that was saved with --keep ({reason(error)})") from None
+        said = f"it has no entry {error.args[0]}" if isinstance(error, KeyError) and error.args else reason(error)
+        raise UserError(f"{path}: not an op that was saved with --keep ({said})") from None
 
 
 def _loaded(path: Path) -> tuple[Op, Array, Array, str]:

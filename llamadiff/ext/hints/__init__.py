@@ -18,12 +18,14 @@ class Hints(Slice):
     """What was given by mistake: what a file is by its first bytes and where it belongs, near names, a command."""
 
     def mistake(self, given: str | Path | Sequence[str], place: str) -> str | None:
-        from llamadiff.ext.hints.candidates import mistaken_candidate
+        from llamadiff.ext.hints.candidates import mistaken_candidate, mistaken_prompt
         from llamadiff.ext.hints.names import advice_on_names
         from llamadiff.ext.hints.places import mistaken_file
 
         if not isinstance(given, (str, Path)):
             return advice_on_names(given)
+        if place == "prompt":
+            return mistaken_prompt(str(given))
         return mistaken_candidate(str(given)) if place == "candidate" else mistaken_file(Path(given), place)
 
     def other_file(self, bench: Bench, study: Study, given: Trace) -> Check | None:

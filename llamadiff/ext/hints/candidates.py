@@ -8,11 +8,13 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
+from llamadiff.candidates import TRACES
 from llamadiff.candidates.command import PREFIX
 from llamadiff.ext.hints import file_kinds as kinds
 from llamadiff.ext.hints.places import RUN, SAVE, exists, mistaken_file, near_name
 
 KNOWN = ("model", "tokens", "prompt", "n_prefill", "n_predict", "out", "steps")  # what braces stand for in a command
+ALIKE = 0.85  # of a prompt and a trace's name, from which on it may be that, misspelt
 _MEANT = {"ids": "tokens", "token_ids": "tokens", "dump": "out", "trace": "out", "gguf": "model"}
 _WAYS = (PREFIX, "transformers:", "llama.cpp:", "http:", "https:")
 _OPERATORS = {"&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "2>&1", "&>"}
@@ -37,6 +39,22 @@ def mistaken_candidate(spec: str) -> str | None:
         return f"--candidate {spec}: is no file; did you mean {way}{spec.partition(':')[2]}?"
     near = near_name(path) if ":" not in spec else ""
     return f"--candidate {spec}: no such file; {near} is there" if near else None
+
+
+def mistaken_prompt(prompt: str) -> str | None:
+    """A prompt that looks like a trace whose name is nearly that of another, or like a server without its http://."""
+    path = Path(prompt)
+    if len(prompt.split()) != 1 or (not _ADDRESS.fullmatch(prompt) and "." not in path.name):
+        return None
+    try:
+        traces = [each.name for each in islice(path.parent.iterdir(), kinds.MOST) if each.suffix in TRACES]
+    except (OSError, ValueError):  # what cannot be listed says nothing
+        traces = []
+    near = next(iter(get_close_matches(path.name, traces, 1, ALIKE)), None)
+    if near is not None:
+        return f"{prompt}: no such trace; {near} is there"
+    server = f"{prompt}: looks like a server; give --candidate http://{prompt} and a prompt"
+    return server if _ADDRESS.fullmatch(prompt) else None
 
 
 def _fault_of_command(line: str) -> str | None:

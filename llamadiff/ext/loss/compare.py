@@ -41,6 +41,8 @@ def compare_files(
     can mend.
     """
     started = time.perf_counter()
+    if Path(model).exists() and Path(str(candidate)).exists() and Path(model).samefile(str(candidate)):
+        raise UserError(f"{candidate}: is the same file as {model}; give another .gguf of the model")
     good, bad = ModelFile(model, threads=run.settings.threads), ModelFile(str(candidate), threads=run.settings.threads)
     against = _same_model(good, bad)
     sides = _both_run(good, bad, run, how, folder, child)

@@ -17,7 +17,13 @@ _SURE = 2.0  # standard errors by which a loss is seen to be larger than another
 
 
 def sentence(loss: Loss, code_is_right: bool) -> str:
-    """The finding in a line."""
+    """The finding in a line; first of all where the files seem to be swapped."""
+    swapped = sum(one.more for one in loss.contributions) < 0
+    before = "the second file has more bits than the first: give the better file first; " if swapped else ""
+    return f"{before}{_finding(loss, code_is_right)}"
+
+
+def _finding(loss: Loss, code_is_right: bool) -> str:
     if loss.damaged:
         return _damage(loss)
     if loss.kl.value <= EQUAL:
@@ -42,8 +48,6 @@ def clauses(loss: Loss) -> Iterator[str]:
         yield f"for {loss.kind} llama.cpp's own table has KL {span} of models of 7 and 8 billion weights ({SOURCE})"
     if loss.spent is not None:
         yield spent(loss.spent)
-    if sum(one.more for one in loss.contributions) < 0:
-        yield "the file under test has more bits than the good one: the better file is to be given first"
 
 
 def spent(found: Restored) -> str:

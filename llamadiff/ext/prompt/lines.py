@@ -49,6 +49,9 @@ class Talker:
             line = self._lines.get(timeout=self.patience)
         except Empty:
             raise self._fault(f"did not answer {_short(asked)} within {self.patience:g} s") from None
+        if not line and "error" in self._command.answer():
+            function = f"; for a function give {self.name}:FUNCTION" if self.name.endswith(".py") else ""
+            raise self._fault(f"{self._end()}{function}")
         if not line:
             raise self._fault(f"{self._end()} before it answered {_short(asked)}{tail_of(self.log)}")
         if len(line) == MAX_LINE and not line.endswith(b"\n"):

@@ -36,7 +36,10 @@ class Language:
     add_as: str  # the same of another type than float32, {dtype}
 
 
-ALIKE = {"c++": "cpp", "py": "python", "rs": "rust", "javascript": "js", "node": "js", "golang": "go"}  # other names
+ALIKE = {  # other names
+    "c++": "cpp", "cc": "cpp", "cxx": "cpp", "rs": "rust", "javascript": "js", "typescript": "js", "node": "js",
+    "py": "python", "golang": "go",
+}  # fmt: skip
 LANGUAGES: Mapping[str, Language] = {
     "c": Language(
         "trace_writer.c", "//", "for (int i = {first}; i < {stop}; i++) {{", "}",

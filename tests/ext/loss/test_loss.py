@@ -22,7 +22,7 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Costing, How, Run
 from llamadiff.ext.loss.budget import choose
 from llamadiff.ext.loss.finding_out import file_type, published
-from llamadiff.ext.loss.result import OWN, Estimate, Loss, named
+from llamadiff.ext.loss.result import OWN, Contribution, Estimate, Loss, named
 from llamadiff.ext.loss.statistics import mean_of, statistics
 from llamadiff.ext.loss.trials import NONE, FilePair, Material, Trial, divergences, run_trials
 from llamadiff.ext.loss.words import sentence
@@ -273,6 +273,14 @@ def test_a_few_positions_name_no_tensor():
     found = verbs.compare(GOOD, Run(tokens=TOKENS[:6]), str(SMALL))
     assert "which tensors it is cannot be told from 6 positions" in found.headline
     assert found.more["loss"].restored is None
+
+
+@pytest.mark.parametrize(("more", "said"), [(-100, True), (100, False)])
+def test_files_in_the_wrong_order_are_said_first(more, said):
+    kl = Estimate(0.001, 0.0001)
+    loss = Loss("F16", kl, 12, (), kl, contributions=(Contribution("output.weight", "F16", "Q6_K", more, 0.0),))
+    swapped = "the second file has more bits than the first: give the better file first; "
+    assert sentence(loss, True).startswith(swapped) == said
 
 
 def test_a_loss_that_few_positions_show_is_not_called_larger():
