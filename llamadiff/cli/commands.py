@@ -13,7 +13,7 @@ from llamadiff import plugins
 from llamadiff.cli import listings
 from llamadiff.cli import options as opt
 from llamadiff.cli.command import CI, MORE, START, Command
-from llamadiff.cli.inputs import RunOptions, prompt_or_trace, rules_of, settings_of, token_ids, two_traces
+from llamadiff.cli.inputs import RunOptions, prompt_or_trace, rules_of, settings_of, token_ids
 from llamadiff.cli.options import finish
 from llamadiff.cli.reports import Reports, refuse_report, with_reports, with_reports_of_several
 from llamadiff.system.collisions import Named, refuse_collisions, saved_files
@@ -57,9 +57,8 @@ def run_compare(
         refuse_collisions(
             [*read, ("the tolerance file", tolerance)], [*saved_files(reports.folder, "-o"), *reports.output_files]
         )
-        for _, kept in saved_files(reports.folder):
-            if kept.exists():
-                make_room(kept, force)
+        for there in [path for _, path in saved_files(reports.folder) if path.exists()]:
+            make_room(there, force)
         how = how_of(tolerance, reports, progress=progress, **more)
         result = verbs.compare(model, asked.run(), candidate, how, reports.folder, child)
     reports.write(result)
@@ -120,7 +119,8 @@ def diff(
     """Compare two traces; with --model, judge every op."""
     from llamadiff.verbs import verbs
 
-    refuse_collisions(two_traces(baseline, candidate, model, tolerance), reports.output_files)
+    traces = ("the baseline", baseline), ("the candidate", candidate)
+    refuse_collisions([*traces, ("the model", model), ("the tolerance file", tolerance)], reports.output_files)
     how: dict[str, Any] = {"explain": explain, "partial": partial, "expect": token_ids(expect, "--expect")}
     with _progress() as progress:
         result = verbs.diff(baseline, candidate, model, how_of(tolerance, reports, progress=progress, **how))

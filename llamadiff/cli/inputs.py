@@ -104,12 +104,6 @@ def from_environment() -> str:
     return os.environ.get(LLAMA_CPP, "").strip()
 
 
-def two_traces(baseline: Path, candidate: Path, model: Path | None, tolerance: Path | None) -> list[Named]:
-    """The files that are read where two traces are compared."""
-    words = ("the baseline", "the candidate", "the model", "the tolerance file")
-    return list(zip(words, (baseline, candidate, model, tolerance), strict=True))
-
-
 def rules_of(tolerance: Path | None) -> Rules:
     """The limits, those of a file first."""
     from llamadiff.verbs.tolerance_file import load_rules

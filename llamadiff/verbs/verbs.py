@@ -136,9 +136,9 @@ def _judged_run(
         graph = _graph_behind(model, baseline, how.progress, place, child)
         result = judge(model, baseline, trace, how, keep, original, graph)
         result = replace(result, timing={"capture_s": capture_s, **result.timing})
-        if trace is None:
+        if brought is None or trace is None:
             return result
-        if (request.patterns or request.layers) and len(result.rows) > len(request.wanted) > 0:
+        if (request.patterns or request.layers) and len(result.rows) > len(request.wanted or result.rows):
             note = f"--only limits what llama.cpp records; all {len(result.rows)} taps of {brought.spec} were judged"
             result = replace(result, next_steps=(*result.next_steps, note))
         return with_parting(result, find_parting(baseline, trace, n_prompt, n_predict > 0, model.vocabulary.text))
@@ -233,7 +233,7 @@ def diff(
 ) -> Comparison:
     """Two traces: drift alone, or with the model also the local errors of both."""
     started = time.perf_counter()
-    b, c = _open_trace(baseline), _open_trace(candidate)
+    b, c = _named_apart(_open_trace(baseline), _open_trace(candidate))
     if c.sketch is not None:
         raise UserError(f"{c.path}: is a sketch, which keeps no tensors; give it as the baseline")
     if model is not None:
@@ -242,6 +242,15 @@ def diff(
     from llamadiff.verbs.drift_only import drift_only
 
     return _add_timing(drift_only(b, c, how), started)
+
+
+def _named_apart(b: Trace, c: Trace) -> tuple[Trace, Trace]:
+    """Two traces, by their files' names where both state one name; llama.cpp's keep it, since it says how it adds."""
+    stated, files = b.info.producer.get("name"), [each.path.stem if each.path else "" for each in (b, c)]
+    if stated in (None, "llama.cpp") or stated != c.info.producer.get("name") or not all(files) or files[0] == files[1]:
+        return b, c
+    infos = [replace(t.info, producer={**t.info.producer, "name": file}) for t, file in zip((b, c), files, strict=True)]
+    return b.saying(infos[0]), c.saying(infos[1])
 
 
 def _open_trace(trace: str | Path | Trace) -> Trace:

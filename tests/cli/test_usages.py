@@ -105,6 +105,15 @@ def test_a_trace_beside_itself_is_said_to_be_that(folder, monkeypatch):
     assert "the same file" not in run("diff", "mine.safetensors", "copy.safetensors").stdout
 
 
+def test_two_traces_of_one_engine_are_called_by_their_files(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "two.safetensors").write_bytes((folder / "mine.safetensors").read_bytes())
+    (folder / "sub").mkdir()
+    (folder / "sub" / "mine.safetensors").write_bytes((folder / "mine.safetensors").read_bytes())
+    assert "no model: mine and two, 3 tokens" in run("diff", "mine.safetensors", "two.safetensors").stdout
+    assert "no model: mine and mine, 3 tokens" in run("diff", "mine.safetensors", "sub/mine.safetensors").stdout
+
+
 @pytest.mark.parametrize(
     ("log", "said"),
     [("load_backend: loaded CPU backend from /x/libggml-cpu.so\n", "it failed"), ("", "it failed"),
