@@ -24,12 +24,17 @@ _ADDRESS = re.compile(r"[\w.-]{1,99}:\d{2,5}(?:/\S*)?", re.ASCII)
 
 def mistaken_candidate(spec: str) -> str | None:
     """What is wrong with it, in one line; None where nothing is that can be seen."""
+    if not spec:
+        return "--candidate is empty (is a variable unset?); give one, or leave it out"
     if spec.startswith(PREFIX):
         fault = _fault_of_command(spec.removeprefix(PREFIX))
         return f"--candidate {spec}: {fault}" if fault else None
     path = Path(spec)
-    if exists(path):
-        return _mistaken_path(path)
+    return _mistaken_path(path) if exists(path) else _meant_by(spec, path)
+
+
+def _meant_by(spec: str, path: Path) -> str | None:
+    """What a word that is no file's name may have been meant for."""
     if set(_BRACES.findall(spec)) & {*KNOWN} and ":" not in spec.partition(" ")[0]:
         return f'--candidate {spec}: is no file; for a command put cmd: before it: --candidate "cmd: {spec}"'
     if _ADDRESS.fullmatch(spec):

@@ -18,11 +18,12 @@ LEAST = 4  # taps of weights that are off
 NEAR = (1e-8, 0.3)  # NMSE of what another quantization makes
 EVEN = 1e-3  # of a tap's error: what each row has of it at least
 KINDS = 3  # kinds of taps with sizes that are not the model's, which no one bug makes
+SIZES = {"embd", "ff", "vocab"}  # of a model, which one engine has not wrong at once
 PADDED = 1.1  # times its columns: what padding may make of a tap
 
 
 def refuse_other_model(model: Runnable, trace: Trace) -> None:
-    """Raise UserError for a trace whose residual stream, and more, has not the model's size; or of more layers too."""
+    """Raise UserError for a trace of other sizes than the model's: more than padding, shards or one bug explain."""
     misfits, kinds, axes = dict[str, str](), set[str](), set[str]()
     known, n_tokens = {tap.name: tap for tap in model.taps}, len(trace.info.tokens)
     for name in trace:
@@ -34,10 +35,11 @@ def refuse_other_model(model: Runnable, trace: Trace) -> None:
         if have != right:
             misfits[name] = f"{name} has {have} columns, {right} are right"
             kinds.add(tap.kind.word)
-            axes |= set() if right < have <= PADDED * right else {*tap.kind.axes}
+            shard = right % have == 0 and "embd" not in tap.kind.axes
+            axes |= set() if shard or right < have <= PADDED * right else {*tap.kind.axes} & SIZES
     deepest = max((taps.layer_of(name) or 0 for name in trace if taps.parse(name)), default=0)
     more = deepest >= model.n_layer and "vocab" in axes
-    if more or ("embd" in axes and len(kinds) >= KINDS):
+    if more or len(axes) > 1 or ("embd" in axes and len(kinds) >= KINDS):
         what = f"it has layer {deepest} of 0 to {model.n_layer - 1}, and " if more else ""
         raise UserError(
             f"{trace.path or 'the candidate'}: is a trace of another model than {model.path.name}: {what}the sizes of "

@@ -90,6 +90,7 @@ def test_nothing_is_said_of_what_belongs_there_or_is_not_known(name, place, fold
 
 
 CANDIDATES = {
+    "": "--candidate is empty",
     "cmd: ./e {tokens} {out} && true": "&& would go to the command as a word; give cmd: sh -c './e {tokens} {out} && t",
     "cmd: ./e {tokens} | tee {out}": "| would go",
     "cmd: cd x; ./e {tokens} {out}": "; would go",

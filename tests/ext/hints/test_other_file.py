@@ -80,6 +80,7 @@ LARGER = {"embd": 512, "attn_norm": 512, "l_out": 512, "ffn_gate": 1024, "ffn_up
     ("columns", "layer", "said"),
     [
         (LARGER, "", "the candidate: is a trace of another model than .*: the sizes of "),
+        ({"result_output": 90_000, "ffn_up": 1100}, "", "the sizes of 2 of its "),
         ({"result_output": 90_000}, "l_out-7", "it has layer 7 of 0 to 0, and the sizes of 1 of its "),
     ],
 )
@@ -93,7 +94,8 @@ def test_a_trace_of_another_model_is_refused(columns, layer, said, traces, files
 
 @pytest.mark.parametrize(
     "columns",
-    [{}, {"result_output": 104}, {"ffn_gate": 9, "ffn_up": 9, "ffn_swiglu": 9}, {"embd": 9},
+    [{}, {"result_output": 104}, {"result_output": 48, "ffn_gate": 256, "ffn_up": 256},
+     {"ffn_gate": 9, "ffn_up": 9, "ffn_swiglu": 9}, {"embd": 9},
      {**dict.fromkeys(("Kcur_proj", "Vcur_proj", "Kcur_rope", "kv_k", "kv_v"), 256)}],
 )  # fmt: skip
 def test_what_an_engine_may_get_wrong_is_judged(columns, traces, files):
