@@ -153,8 +153,8 @@ def _misfit(
     have: Sequence[int], want: Sequence[int], tap: taps.Tap, entry: Entry, sizes: Mapping[str, int]
 ) -> UserError:
     axes = " ".join(entry.axes or tap.kind.axes)
-    name, whose = entry.names(tap.layer), f"{tap.name} needs {list(want)}"
-    text = f"{name} has shape {list(have)}; {whose if name != tap.name else f'{list(want)} is right'} ({axes})"
+    name = entry.names(tap.layer)
+    text = f"{name} has shape {list(have)}; {'it' if name == tap.name else tap.name} needs {list(want)} ({axes})"
     if 2 * math.prod(have) == math.prod(want) and len(have) == 1:
         return UserError(f"{text}: half as many values; are they 16 bits wide (.f16, .bf16)?")
     proposal = _proposal(have, tap, sizes)

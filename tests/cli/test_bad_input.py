@@ -315,7 +315,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unknown command": (("compair",), ("compair", "--help")),
     "missing argument": (("compare",), ("MODEL", "--help")),
     "a prompt without quotes": (("compare", "good.gguf", "Once", "upon", "a"), ("(upon a)", 'quotes: "Once upon a')),
-    "a server without http": (("compare", "good.gguf", "localhost:8080"), ("--candidate http://localhost:8080",)),
     "chat without prompt": ((*COMPARE, "--chat"), ("--chat needs a prompt",)),
     "chat without template": (("compare", "text.gguf", "hi", "--chat"), ("no chat template", "leave out --chat")),
     "candidate of nothing": ((*COMPARE, "--candidate", "no-such"), ("--candidate no-such",)),

@@ -38,7 +38,7 @@ REFUSED = {
     ("compare", "m.gguf", *IDS, "--only", "99"): "--only 99: the model has layers 0 to 1",
     ("compare", "m.gguf", *IDS, "--only", "2-99"): "--only 2-99: the model has layers 0 to 1",
     ("compare", "m.gguf", "mine.safetensors", "-o", "foo:r.csv"): "-o foo:r.csv: expected a name that ends in .json, ",
-    ("compare", "m.gguf", *IDS, "--candidate", "raw"): "raw: Kcur_proj-0 has shape [128]; [3, 128] is right (token kv",
+    ("compare", "m.gguf", *IDS, "--candidate", "raw"): "raw: Kcur_proj-0 has shape [128]; it needs [3, 128] (token kv",
     (
         "compare",
         "m.gguf",

@@ -128,6 +128,8 @@ REFUSED = {
     ("compare", "mine.safetensors", "m.gguf"): "m.gguf: is a model, which comes first: llamadiff compare m.gguf mine.s",
     ("compare", "ckpt/model.safetensors", "Once"): "is a checkpoint's weights, no GGUF file",
     ("compare", "m.gguf", "Once", "--candidate", "cmd: ./e {token} {out}"): "{token} stands for nothing",
+    ("compare", "m.gguf", "localhost:8080"): "looks like a server; give --candidate http://localhost:8080 and a prompt",
+    ("compare", "m.gguf", "mine.safetensor"): "mine.safetensor: no such trace; mine.safetensors is there",
     ("m.gguf", "Once upon"): "m.gguf: is no command; llamadiff compare m.gguf 'Once upon'",
     ("compare",): "Missing argument 'MODEL'; such as llamadiff compare model.gguf \"Once upon a time\" (",
 }
