@@ -48,7 +48,6 @@ REFUSED = {
     ): "to run those that mine.safetensors states, ",
 }
 OF_SLICES = {
-    ("writer", "c++"): ("writers", 'there is no writer in "c++"; did you mean cpp?'),
     ("replay", "mine.safetensors"): ("replay", "not an op that was saved with --keep (it has no entry llamadiff.op)"),
     ("tokens", str(shipped_model()), "--candidate", "./nope"): (
         "prompt",
