@@ -197,7 +197,7 @@ REFUSED: dict[str, tuple[dict[str, bytes | str], str]] = {
        for name, data in HEADERS.items()},
     **{f"npz {name}": ({"t.npz": npz(("embd.npy", data))}, "embd has shape []" if name == "no axes" else "t.npz")
        for name, data in HEADERS.items()},
-    **{f"trace {size}": ({"t.safetensors": struct.pack("<Q", size) + data}, "not a readable trace")
+    **{f"trace {size}": ({"t.safetensors": struct.pack("<Q", size) + data}, "t.safetensors: ")
        for size, data in TRACES},
     **{f"bits {bits}": ({"t.npz": with_bits(*bits)}, PACKED) for bits in BITS},
     "values without end": ({"embd.txt": "0\n" * 1_000_000}, "more than 768 values"),

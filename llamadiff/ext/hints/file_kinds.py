@@ -87,7 +87,7 @@ def cut_off(path: Path) -> str:
                 return ""
             text = head[8:] + file.read(length - 1)
         if len(text) < length:
-            return f"{size} bytes of more than {8 + length}"
+            return f"{size} of {8 + length} bytes or more"
         ends = [entry["data_offsets"][1] for name, entry in parse_json(text).items() if name != "__metadata__"]
         whole = 8 + length + max(ends, default=0)
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):

@@ -60,7 +60,7 @@ FILES = {
     ("dump", "trace"): "is a directory of arrays, which compare takes and this does not",
     ("traces", "trace"): "is a directory of traces, of which one is to be given here",
     ("cut.safetensors", "trace"): "is cut off, ",
-    ("header.safetensors", "trace"): "is cut off, 30 bytes of more than ",
+    ("header.safetensors", "trace"): "is cut off, 30 of ",
     ("mien.safetensors", "trace"): "no such file; ",
 }
 
