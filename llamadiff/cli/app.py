@@ -55,8 +55,7 @@ class Page(typer.core.TyperGroup):
         formatter.write(ABOUT)
         for panel in PANELS:
             with formatter.section(typer.style(panel, bold=True)):
-                lines = [(name, each) for name, each in every if each.rich_help_panel == panel]
-                formatter.write_dl([(name, each.get_short_help_str(80)) for name, each in lines])
+                formatter.write_dl([(n, c.get_short_help_str(80)) for n, c in every if c.rich_help_panel == panel])
         formatter.write(END)
         formatter.write("".join(f"Missing: {each.name} ({each.reason})\n" for each in plugins.missing_slices()))
 
@@ -82,8 +81,7 @@ def llamadiff(
 
 
 _commands = [*COMMANDS, *chain.from_iterable(plugins.ask_all(lambda each: each.commands()))]
-for _command in sorted(_commands, key=lambda command: PANELS.index(command.panel)):
-    _examples = "\n\n".join(("Examples:", *_command.examples)) if _command.examples else None
-    _settings = {"allow_interspersed_args": not _command.takes_program}
-    _panel = _command.panel
-    app.command(cls=OneCommand, rich_help_panel=_panel, epilog=_examples, context_settings=_settings)(_command.function)
+for _each in sorted(_commands, key=lambda command: PANELS.index(command.panel)):
+    _examples = "\n\n".join(("Examples:", *_each.examples)) if _each.examples else None
+    _how = {"allow_interspersed_args": not _each.takes_program}
+    app.command(cls=OneCommand, rich_help_panel=_each.panel, epilog=_examples, context_settings=_how)(_each.function)

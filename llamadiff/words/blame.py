@@ -11,6 +11,7 @@ from llamadiff.judge.verdict import NOISE, WRONG, is_right
 from llamadiff.result.diagnosis import Diagnosis
 from llamadiff.result.message import Message
 from llamadiff.result.rows import Row, is_slight, leading_row, stem
+from llamadiff.trace.taps import layer_of
 from llamadiff.words import diagnosis_text as say
 from llamadiff.words import unjudged
 
@@ -83,7 +84,7 @@ def _unlisted_message(dark: Sequence[Row], diagnosis: Sequence[Diagnosis], rows:
     varies = any(how == OTHER_VALUES for row, how in found if row in same)
     alike = [row for row, how in found if row in same and (how == ALIKE or (how == UNREAD and not varies))]
     given = told.says if told is not None else f"wrong on the inputs {'they were' if first.span else 'it was'} given"
-    said = Message(f"{place(first, sorted(_layers(alike)))}: {given}", tuple(_unknown(first, why)))
+    said = Message(f"{place(first, sorted(_layers(alike)) or None)}: {given}", tuple(_unknown(first, why)))
     return said.plus(*_where_else(found, same, alike, told))
 
 
@@ -128,7 +129,7 @@ def _where_else(
     yield from _others([row for row, _ in found if row not in same and stem(row.tap) not in said])
 
 
-def place(row: Row, layers: Sequence[int] = (), names_weight: bool = True, inside: str = "") -> str:
+def place(row: Row, layers: Sequence[int] | None = None, names_weight: bool = True, inside: str = "") -> str:
     """Which op, of which weight, in which layers: ``RoPE, layers 0-2``, ``LayerNorm by output_norm.weight``.
 
     ``inside``: the op that was found inside a span.
@@ -138,7 +139,7 @@ def place(row: Row, layers: Sequence[int] = (), names_weight: bool = True, insid
     own = "" if row.span else _TAPS.get(stem(row.tap)) or _OPS.get(row.op)
     op = own or _OPS.get(inside, row.op)
     weight = f" by {_without_layer(row)}" if row.weight and names_weight and not row.span else ""
-    where = say.layers_of(layers or (() if row.layer is None else (row.layer,)))
+    where = say.layers_of(_layers([row]) if layers is None else layers)
     return f"{op}{weight}{f', {where}' if where else ''}"
 
 
@@ -152,7 +153,8 @@ def headline(d: Diagnosis, rows: Sequence[Row]) -> str:
     row = next(row for row in rows if row.tap == d.tap)
     alike = len({stem(tap) for tap in d.taps}) == 1  # of several taps, no weight is that of all
     if d.known:
-        return f"{place(row, d.layers, alike, d.causes[0].op)}: {say.likeliest(d)}"
+        outside = d.causes[0].at is not None and layer_of(d.causes[0].at) is None
+        return f"{place(row, () if outside else d.layers or None, alike, d.causes[0].op)}: {say.likeliest(d)}"
     return f"{place(row)}: {'; '.join([*(fact.says for fact in d.read.get(d.tap, ())), say.nearest(d)])}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from shlex import quote
 
 from rich.cells import cell_len
 from rich.style import Style
@@ -56,6 +57,8 @@ def put_fixes(page: Page, comparison: Comparison, full: bool) -> None:
         page.print_labelled("fix", _fix(page, d, len(known) > 1, full))
     if known[most:]:
         page.print_labelled("fix", f"{len(known) - most} more: --full shows them")
+    if known:
+        page.print_labelled("more", f"llamadiff explain {quote(' + '.join(d.causes[0].name for d in known[:most]))}")
     first = comparison.leading
     if first is not None and first.local is not None:
         others = [row for row in comparison.wrong if stem(row.tap) != stem(first.tap)]
@@ -70,9 +73,8 @@ def _put_errors(page: Page, others: Sequence[Row], known: Sequence[Diagnosis]) -
     open_ones = {stem(row.tap): row for row in reversed(others) if row.tap not in explained and not row.misrecorded}
     for row in list(reversed(open_ones.values()))[:_FEW]:
         if row.local is not None and row.local.facts:
-            page.print_labelled(
-                "error", page.data(f"{row.tap}: {'; '.join(fact.says for fact in row.local.facts)}", 1000)
-            )
+            facts = "; ".join(fact.says for fact in row.local.facts)
+            page.print_labelled("error", page.data(f"{row.tap}: {facts}", 1000))
 
 
 def put_next_steps(page: Page, comparison: Comparison) -> None:
@@ -86,11 +88,10 @@ def put_next_steps(page: Page, comparison: Comparison) -> None:
 
 
 def _fix(page: Page, d: Diagnosis, several: bool, full: bool) -> Text:
-    """What to do, what explains it, and in full who had it before."""
+    """What to do, the known bug's name, and in full who had it before."""
     text = Text(f"{page.data(d.tap)}: " if several else "")
     text.append(page.data(say.fix(d), 1000))
-    names = page.data(say.names(d.causes), 120)
-    text.append(f" ({names if ' ' in names else f'llamadiff explain {names}'}")
+    text.append(f" ({page.data(say.names(d.causes), 120)}")
     sources = [source for source in d.causes[0].source.split(", ") if source and full]
     for number, source in enumerate(sources):
         text.append(", " if number else "; known from ")
