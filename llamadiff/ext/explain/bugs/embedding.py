@@ -26,13 +26,14 @@ def embedding_row_off(site: Site) -> Iterator[Edit]:
     if not name:
         return
     rows = site.engine.w.shape(name)[-2]
+    fix = "" if name == TOKENS else f"look up the row of {name} that each token's position, or type, needs"
     for shift in (1, -1, 2, -2, 3, -3):
         says = f"reads the rows of {name} off by {shift:+d}"
-        yield Edit(changed(1, partial(_off, shift, rows)), says, f"{shift:+d}")
+        yield Edit(changed(1, partial(_off, shift, rows)), says, f"{shift:+d}", fix=fix)
     for place, whose in ((0, "first"), (-1, "last")):
         says = f"reads the {whose} token's row of {name} for every token"
-        yield Edit(changed(1, partial(_at, place)), says, whose)
-    yield Edit(changed(1, np.zeros_like), f"reads row 0 of {name} for every token", "0")
+        yield Edit(changed(1, partial(_at, place)), says, whose, fix=fix)
+    yield Edit(changed(1, np.zeros_like), f"reads row 0 of {name} for every token", "0", fix=fix)
 
 
 def _off(by: int, rows: int, ids: Array) -> Array:
