@@ -23,7 +23,7 @@ LAYERS = 1
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
-    return {kind: write_model(folder / f"{kind}.gguf", kind=kind, layers=LAYERS) for kind in ("F16", "Q4_0")}
+    return {kind: write_model(folder / f"{kind}.gguf", kind=kind, layers=LAYERS) for kind in ("F16", "Q4_0", "Q8_0")}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def traces(files):
     return {kind: record(Engine(path), TOKENS, "mine") for kind, path in files.items()}
 
 
-@pytest.mark.parametrize(("ran", "given"), [("F16", "Q4_0"), ("Q4_0", "F16")])
+@pytest.mark.parametrize(("ran", "given"), [("F16", "Q4_0"), ("Q4_0", "F16"), ("F16", "Q8_0")])
 def test_another_quantization_is_said_first_and_no_bug_is_searched_for(ran, given, traces, files):
     result = diff(traces[ran], traces[ran], files[given])
     assert (result.verdict, result.diagnosis) == ("wrong", ())
