@@ -29,6 +29,7 @@ from llamadiff.trace.reader import Trace
 from llamadiff.verbs.by_original import Original
 from llamadiff.verbs.judging import judge
 
+KEPT = "candidate.safetensors"  # the other file's run
 TOKENS = "tokenizer.ggml.tokens"
 
 
@@ -43,6 +44,9 @@ def compare_files(
     started = time.perf_counter()
     if Path(model).exists() and Path(str(candidate)).exists() and Path(model).samefile(str(candidate)):
         raise UserError(f"{candidate}: is the same file as {model}; give another .gguf of the model")
+    kept = folder / KEPT
+    if kept.exists() and not (folder / "baseline.safetensors").exists():  # with one, --force was given
+        raise UserError(f"{kept}: is there already; give another directory")
     good, bad = ModelFile(model, threads=run.settings.threads), ModelFile(str(candidate), threads=run.settings.threads)
     against = _same_model(good, bad)
     sides = _both_run(good, bad, run, how, folder, child)
@@ -100,7 +104,7 @@ def _both_run(good: ModelFile, bad: ModelFile, run: Run, how: How, folder: Path,
     tokens = replace(run, prompt=None, chat=False, tokens=baseline.info.tokens, n_predict=0)
     engine, used = in_engine(bad, how, run.settings.threads)
     with after_what_the_engine_said(bad, used):
-        asked = request_for(engine or bad, tokens, folder / "candidate.safetensors")
+        asked = request_for(engine or bad, tokens, folder / KEPT)
         other, trace = capture_run(engine, replace(asked, n_prefill=baseline.info.n_prefill), how.progress)
     named = {**trace.info.producer, "name": bad.path.name}
     info = replace(trace.info, producer=named, model={**trace.info.model, "sha256": None})

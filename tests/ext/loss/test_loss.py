@@ -269,6 +269,13 @@ def test_decode_steps_are_run_as_such_by_both_and_traces_are_kept(tmp_path):
     assert {path.name for path in (tmp_path / "kept").iterdir()} >= {"baseline.safetensors", "candidate.safetensors"}
 
 
+def test_a_trace_that_is_there_is_not_overwritten(tmp_path):
+    (tmp_path / "candidate.safetensors").write_bytes(b"mine")
+    with pytest.raises(UserError, match=r"candidate\.safetensors: is there already; give another directory"):
+        verbs.compare(GOOD, Run("Once"), str(SMALL), save=tmp_path)
+    assert (tmp_path / "candidate.safetensors").read_bytes() == b"mine"
+
+
 def test_a_few_positions_name_no_tensor():
     found = verbs.compare(GOOD, Run(tokens=TOKENS[:6]), str(SMALL))
     assert "which tensors it is cannot be told from 6 positions" in found.headline
