@@ -197,8 +197,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     blocks = np.ones((256, 512 // 256 * 292), np.uint8), gguf.GGMLQuantizationType.Q8_K
     small.write_model(folder / "q8_k.gguf", kind="F32", tensors={"blk.0.ffn_down.weight": blocks})
     small.write_model(folder / "stray.gguf", tensors={"blk.0.stray.weight": np.ones((8, 256), np.float32)})
-    for name, arch in (("vocabulary.gguf", "llama"), ("other.gguf", "ge\x1b[31mmma")):
-        write_gguf(folder / name, {"tokenizer.ggml.model": "none"}, arch=arch)
+    write_gguf(folder / "other.gguf", {"tokenizer.ggml.model": "none"}, arch="ge\x1b[31mmma")
+    write_gguf(folder / "vocabulary.gguf", {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a", "b"]})
     (folder / "notes.txt").write_text("hello there", encoding="utf-8")
     (folder / "empty.gguf").touch()
     (folder / "binary.ids").write_bytes(bytes(range(128, 256)))
