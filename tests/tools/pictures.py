@@ -28,7 +28,7 @@ ASK = "llamadiff compare tiny.F16.gguf mine.safetensors"
 NOTES = {
     "RoPE,": "verdict and finding",
     "Qcur_rope and": "what proves it",
-    "fix": "what to do, and who had it before",
+    "fix": "what to do, and what the bug is called",
     "place": "where it is most off, with both values",
     "compared": "who with whom, on how many tokens",
     "layer": "own error decides; inherited does not",
