@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,18 +26,18 @@ _WORDS = {
 }  # fmt: skip
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, whole: Callable[[str], float] | None = None) -> Any:
     """A JSON value; raises ValueError for whatever is wrong with it, or cannot be computed with."""
     try:
-        return json.loads(text, object_pairs_hook=_without_twins, parse_int=_whole)
+        return json.loads(text, object_pairs_hook=_without_twins, parse_int=whole or _whole)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
 
 def read_json(path: Path, most: int, meant: str) -> Any:
     """The value of a JSON file of up to ``most`` bytes. Raises UserError if it cannot be read or is none."""
-    try:
-        return parse_json(read_bytes(path, most, meant))
+    try:  # others write a number beyond 64 bits for "no limit"
+        return parse_json(read_bytes(path, most, meant), lambda word: int(word) if len(word) < 19 else float(word))
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({reason(error)}); give {meant}") from None
 

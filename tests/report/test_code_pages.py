@@ -22,10 +22,9 @@ OURS = b"\\u"  # how a character is written that a stream cannot show: we use no
 @pytest.mark.parametrize("page", ["cp437", "cp1252", "ascii"])
 def test_reports_have_no_character_that_a_code_page_lacks(page, small_model, tmp_path):
     wrong = save(record_faulty(BUGS[0], small_model(), TOKENS), tmp_path / "wrong.safetensors")
-    model, ids = small_model(), ("--tokens", ",".join(map(str, TOKENS)))
+    model = small_model()
     for words, code in (
-        (("compare", model, wrong, "--full"), 1), (("variants", model, *ids, "--only", "threads=1"), 0),
-        (("--help",), 0), (("compare", "--help"), 0), (("explain",), 0), (("taps", model), 0),
+        (("compare", model, wrong, "--full"), 1), (("compare", "--help"), 0), (("explain",), 0), (("taps", model), 0),
     ):  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-m", "llamadiff", *map(str, words)],

@@ -9,7 +9,7 @@ import pytest
 from msgspec import Meta, Struct
 
 from llamadiff.system.errors import UserError
-from llamadiff.trace.stated import convert
+from llamadiff.trace.stated import convert, read_json
 
 COUNT = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
@@ -73,3 +73,10 @@ def test_what_fits_is_of_the_type() -> None:
     found = convert({"rule": [{"size": 3, "share": 1}], "row": {"ids": [1, 2], "unheard": 1}}, File, "f.toml")
     assert found == File([Entry(3, 1.0)], {}, Row((1, 2)))
     assert isinstance(found.rule[0].share, float)
+
+
+def test_a_number_beyond_64_bits_stands_for_no_limit_in_a_file_of_others(tmp_path):
+    """As transformers writes the length of a tokenizer that has none."""
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text('{"model_max_length": 1000000000000000019884624838656, "id": 7}', encoding="utf-8")
+    assert read_json(path, 1 << 10, "a tokenizer as JSON") == {"model_max_length": 1e30, "id": 7}

@@ -76,6 +76,8 @@ class WeightReport:
             told = "; ".join(f"{finding.where}: {finding.says}" for finding in self.findings[:NAMED])
             more = len(self.findings) - NAMED
             return told + (f" (and {more} more findings)" if more > 0 else "")
+        if self.other is not None and all(row.verdict == UNCHECKED for row in self.rows):
+            return f"none of {len(self.rows)} tensors could be compared; nothing else that was compared differs"
         return self._right() + self._left()
 
     def _right(self) -> str:

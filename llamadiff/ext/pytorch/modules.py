@@ -31,6 +31,7 @@ from llamadiff.trace.reader import Trace
 Array = NDArray[Any]
 Recorded = dict[str, tuple[str, Array]]  # name -> type in a file, values (bfloat16: its bits)
 
+HEAD = "lm_head"  # Hugging Face's name of what gives the logits
 _TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}
 
 
@@ -89,9 +90,12 @@ def run(
     given = torch.tensor([list(map(int, ids))], device=next((x.device for x in model.parameters()), None))
     with _observed(model, keep), torch.no_grad():
         if call is not None:
-            call(given)
+            gave = call(given)
         else:
-            model(given, use_cache=False) if hasattr(model, "config") else model(given)
+            gave = model(given, use_cache=False) if hasattr(model, "config") else model(given)
+    logits: Any = getattr(gave, "logits", None)
+    if HEAD in seen and torch.is_tensor(logits) and logits.shape == seen[HEAD].shape:  # scaled, or capped, behind it
+        seen[HEAD] = logits.detach().cpu().clone()
     return seen
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import vocabularies
@@ -14,6 +16,7 @@ from models.gguf_file import write_gguf
 from random_texts import RandomTexts
 
 from llamadiff.ext.prompt.tokenizer import PRE_TOKENIZERS, Rules, Tokenizer, as_original
+from llamadiff.ext.prompt.tokens.of_checkpoint import _tables
 
 PRES = {id(pre): name for name, pre in reversed(PRE_TOKENIZERS.items()) if name != "whitespace"}  # one name of each
 
@@ -276,3 +279,12 @@ WRONG = [
 def test_what_is_not_known_is_said(fields, words):
     with pytest.raises(ModelError, match="tokenizer.ggml." + re.escape(words)):
         Tokenizer(fields)
+
+
+def test_word_pieces_are_those_that_the_converter_writes():
+    """Words have a space before them, what goes on after one has lost its two signs; special ones stay."""
+    theirs = SimpleNamespace(words={0: "[CLS]", 1: "on", 2: "##ly"}, kinds={}, path=Path("tokenizer.json"))
+    assert list(_tables(["[CLS]", "\u2581on", "ly"], theirs, True)) == []
+    assert [each.where for each in _tables(["[CLS]", "\u2581on", "\u2581ly"], theirs, True)] == [
+        "tokenizer.ggml.tokens"
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from places import ROOT
 from llamadiff import UserError, compare
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How
+from llamadiff.ext.pytorch.modules import run
 from llamadiff.ext.pytorch.transformers import loaded
 from llamadiff.torch import record
 
@@ -150,3 +152,20 @@ def test_a_directory_of_hugging_face_is_run(checkpoint):
 def test_the_directory_alone_is_answered_with_the_way_to_run_it(checkpoint):
     with pytest.raises(UserError, match=f"--candidate transformers:{checkpoint / 'my-model'} runs it"):
         compare(checkpoint / "my-model.gguf", TOKENS, candidate=str(checkpoint / "my-model"))
+
+
+@needs("torch")
+def test_logits_that_are_scaled_behind_the_head_are_the_models():
+    import torch
+
+    class Capped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.lm_head = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9)
+
+        def forward(self, ids):
+            return SimpleNamespace(logits=torch.tanh(self.lm_head(self.embed(ids))))
+
+    model = Capped()
+    seen = run(model, (1, 5, 2))
+    assert torch.equal(seen["lm_head"], torch.tanh(model.lm_head(model.embed(torch.tensor([[1, 5, 2]])))))

@@ -186,7 +186,7 @@ def tokenizer_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Odd
     """Where the tables and flags of the file are not the checkpoint's."""
     tokens = model.weights.fields.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and tokenizers.words:
-        yield from _tables(tokens, tokenizers)
+        yield from _tables(tokens, tokenizers, model.weights.fields.get("tokenizer.ggml.model") == "bert")
         yield from _kinds(model, tokenizers)
         yield from _scores(model, tokenizers)
     for kind in ("bos", "eos"):
@@ -206,10 +206,12 @@ def _special_id(model: ModelFile, kind: str, wanted: int | None) -> Iterator[Odd
         yield Oddity(f"tokenizer.ggml.{kind}_token_id", says, f"{kind}-id")
 
 
-def _tables(tokens: Sequence[Any], tokenizers: Tokenizers) -> Iterator[Oddity]:
+def _tables(tokens: Sequence[Any], tokenizers: Tokenizers, is_word_piece: bool) -> Iterator[Oddity]:
     words, kinds = tokenizers.words, tokenizers.kinds
 
     def meant(i: int) -> set[str]:
+        if is_word_piece:  # as llama.cpp's converter writes them
+            return {words[i], words[i][2:] if words[i].startswith("##") else f"▁{words[i]}"}
         return {words[i], spaced(words[i])} if kinds.get(i) == USER_DEFINED else {words[i]}
 
     apart = [i for i in sorted(words) if i >= len(tokens) or tokens[i] not in meant(i)]
