@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +25,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-def parse_json(text: str | bytes, whole: Callable[[str], float] | None = None) -> Any:
+def parse_json(text: str | bytes, whole: Any = None) -> Any:
     """A JSON value; raises ValueError for whatever is wrong with it, or cannot be computed with."""
     try:
         return json.loads(text, object_pairs_hook=_without_twins, parse_int=whole or _whole)
