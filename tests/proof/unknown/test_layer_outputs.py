@@ -10,7 +10,8 @@ from proof.unknown import report
 from proof.unknown.fault import Fault
 from proof.unknown.shown import FAULTS
 
-ROWS = ["position_after_restoring", "a_page_too_many", "half_of_the_head_in_decode", "pages_taken_as_neighbours"]
+ROWS = ["position_after_restoring", "a_page_too_many", "half_of_the_head_in_decode", "pages_taken_as_neighbours",
+        "state_decayed_again"]  # fmt: skip
 RIGHT = ["gemma3", "gpt-oss", "qwen3moe", "mpt.Q8_0", "lfm2.F16", "starcoder2.Q5_K_M", "llama-loud"]
 
 

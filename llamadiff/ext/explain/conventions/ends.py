@@ -39,12 +39,12 @@ class _Through(Carrier):
         self.trace, self.name, self.made = trace, name, np.zeros(0)
 
     def __call__(self, name: str, x: Array) -> Array:
+        x = np.broadcast_to(x, (len(self.ways), *x.shape[1:]))  # from the embedding on, each way has its own
         if name == self.name:
             self.made = x
         if name not in self.trace or name in self.trace.known or name == self.name:
             return x
-        own = self.trace[name].reshape(x.shape[1:]).astype(x.dtype)
-        return np.broadcast_to(own, (len(self.ways), *own.shape))
+        return np.broadcast_to(self.trace[name].reshape(x.shape[1:]).astype(x.dtype), x.shape)
 
 
 def way_of_ends(model: Runnable, source: Source, findings: Sequence[Finding], is_stated: bool) -> Way | None:
