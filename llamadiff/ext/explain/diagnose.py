@@ -130,13 +130,13 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
     _join_unknown(groups, scene, findings)
     known = sum(not bug.harmless for bug in known_bugs().values()) if scene.by_graph else 0
     found = [replace(group.diagnosis(), by_graph=scene.by_graph, known_bugs=known) for group in groups]
-    found = [_told_of_others(d, group, scene, findings) for d, group in zip(found, groups, strict=True)]
+    found = [_note_hidden_layers(d, group, scene, findings) for d, group in zip(found, groups, strict=True)]
     found = [d if d.known else replace(d, read=_read(scene, findings, d)) for d in found]
     both = zip(found, groups, strict=True)
     return tuple(d for d, group in both if d.known or not group.unclear or _is_mistake(d))
 
 
-def _told_of_others(d: Diagnosis, group: _Group, scene: Scene, findings: Sequence[Finding]) -> Diagnosis:
+def _note_hidden_layers(d: Diagnosis, group: _Group, scene: Scene, findings: Sequence[Finding]) -> Diagnosis:
     """A diagnosis that says so where its cause would not show in any other layer: they may have it too."""
     words, others = {_word(tap) for tap in group.right}, list[Case]()
     for finding in findings:

@@ -21,7 +21,7 @@ def writer(
     It writes the trace file, and has no dependencies."""
     from llamadiff.ext.writers import writers
 
-    language = writers.named(language)
+    language = writers.find_language(language)
     source = writers.source(language)
     if model is not None:
         from llamadiff.engines.select import runnable

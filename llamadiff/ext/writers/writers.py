@@ -80,7 +80,7 @@ LANGUAGES: Mapping[str, Language] = {
 }  # fmt: skip
 
 
-def named(language: str) -> str:
+def find_language(language: str) -> str:
     """A language by what people call it. Raises UserError for one that there is no writer in."""
     found = ALIKE.get(language.lower(), language.lower())
     if found not in LANGUAGES:
@@ -90,7 +90,7 @@ def named(language: str) -> str:
 
 def source(language: str) -> str:
     """The writer's source. Raises UserError for a language that there is none in."""
-    return files(__package__).joinpath(LANGUAGES[named(language)].file).read_text("utf-8")
+    return files(__package__).joinpath(LANGUAGES[find_language(language)].file).read_text("utf-8")
 
 
 def add_lines(language: str, model: Runnable) -> str:

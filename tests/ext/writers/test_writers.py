@@ -501,4 +501,4 @@ def test_a_bug_of_an_engine_in_c_is_named(flag, wrong, one_layer):
 
 @pytest.mark.parametrize(("asked", "language"), [("c++", "cpp"), ("Py", "python"), ("rust", "rust")])
 def test_a_language_has_the_names_that_people_give_it(asked, language):
-    assert writers.named(asked) == language
+    assert writers.find_language(asked) == language
