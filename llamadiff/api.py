@@ -6,7 +6,7 @@ from __future__ import annotations
 API: dict[str, tuple[str, tuple[str, ...]]] = {
     "candidates": (
         "Where the other trace comes from: kinds of candidates, and how named tensors become a trace.",
-        ("arrays", "command", "dump", "gguf_file", "map_file", "name_map", "opening", "own_code", "pieces", "source"),
+        ("arrays", "command", "dump", "gguf_file", "map_file", "name_map", "opening", "pieces", "source"),
     ),
     "cli": (
         "Commands and their options.",
@@ -48,7 +48,7 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "trace": (
         "The trace file and the names of taps.",
-        ("last_row", "metadata", "reader", "stated", "taps", "token_text", "writer"),
+        ("hashing", "last_row", "metadata", "reader", "stated", "taps", "token_text", "writer"),
     ),
     "verbs": (
         "From a model and a run to a result.",

@@ -63,6 +63,7 @@ class Slice:
     needs: Sequence[str] = ()  # other slices, without which this one is missing
     library = ""  # ``module:name`` of what loads a build of llama.cpp, in the process that runs it
     listener = ""  # ``module:name`` of what tells of the inputs of llama.cpp's passes (llamacpp/passes.py)
+    adapter = ""  # and of what applies an adapter to a context there (llamacpp/session.py)
     pytest_plugin = ""  # the module that pytest loads beside ``pytest_plugin.py``
     node_arithmetics = ""  # ``module:name`` of how nodes of a run are computed again (ext/graph/node_checker.py)
     recorder = ""  # ``module:name`` of what records a PyTorch model (torch.py)
@@ -87,6 +88,10 @@ class Slice:
 
     def original(self, candidate: CandidateSpec, model: Runnable, progress: Progress) -> Original | None:
         """The checkpoint whose weights a candidate multiplied by in place of the file's."""
+        return None
+
+    def adapter_of(self, trace: Trace, model: Path) -> tuple[str, float] | None:
+        """The file and the scale of the adapter that a trace states. Raises UserError where it cannot be found."""
         return None
 
     def tokenizer(self, folder: Path) -> CheckpointTokenizer | None:

@@ -40,13 +40,16 @@ def text_request(model: ModelFile, run: Run, output: Path) -> Request:
         raise UserError("--chat needs a prompt: token ids are past the chat template")
     if chat and prompt:
         prompt = _through_template(model, prompt)
+    adapter = plugins.ask_first(lambda each: each.adapter) or ""
+    if run.settings.lora and not adapter:
+        raise UserError(f"lora={run.settings.lora}: the slice that applies an adapter is missing; leave it out")
     if prompt is not None and not _is_unicode(prompt):
         raise UserError("the prompt is not valid Unicode text; give it as UTF-8, or token ids with --tokens 1,2,3")
     return Request(
         model=str(model.path), files=tuple(map(str, model.weights.files)), text=prompt,
         bos=model.special_token("bos") if chat else "", tokens=tuple(tokens), n_predict=run.n_predict,
         output=str(output), model_info={"architecture": model.architecture, "file": model.path.name},
-        settings=run.settings,
+        settings=run.settings, adapter=adapter,
     )  # fmt: skip
 
 

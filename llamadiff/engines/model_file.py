@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from llamaref import ModelError, Weights
+from llamaref.adapters import adapted
 from llamaref.config import Rope
 from llamaref.file_kind import check_is_model
 from llamaref.models import ARCHITECTURES
@@ -18,12 +20,15 @@ from numpy.typing import NDArray
 
 from llamadiff import plugins
 from llamadiff.llamacpp.dequantize import Dequantizer
+from llamadiff.llamacpp.request import Settings
 from llamadiff.system.errors import UserError
 from llamadiff.trace.hashing import model_sha256
+from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import Tap
 from llamadiff.trace.token_text import Vocabulary
 
 Array = NDArray[Any]
+USUAL = Settings()
 Opened = TypeVar("Opened")
 
 
@@ -34,13 +39,15 @@ class ModelFile:
     scales_queries: bool | None = None  # whether Q has the attention scale before scores are made; None: nobody knows
 
     def __init__(
-        self, path: str | Path, precision: str = "f32", threads: int = 0, weights: Weights | None = None
+        self, path: str | Path, precision: str = "f32", settings: Settings = USUAL, weights: Weights | None = None
     ) -> None:
-        """``weights``: the file's, where it was opened before."""
-        self.path = Path(path)
+        """``settings``: threads that decode it, its adapter; ``weights``: the file's, where it was opened before."""
+        self.path, self.settings = Path(path), settings
         dtype: type[np.floating[Any]] = np.float64 if precision == "f64" else np.float32
         self.weights = weights if weights is not None else self._open(lambda: Weights(self.path, dtype))
-        self.dequantizer = Dequantizer.of(self.weights, threads)
+        if settings.lora and weights is None:
+            self._open(lambda: adapted(self.weights, settings.lora, settings.lora_scale))
+        self.dequantizer = Dequantizer.of(self.weights, settings.threads)
         self.tensors = list(self.weights)
         self.vocabulary = Vocabulary(self.weights.fields)
         self.architecture = str(self.weights.fields.get("general.architecture"))
@@ -177,6 +184,12 @@ class Runnable(ModelFile):
 
     def make_room(self, n_ctx: int) -> None:
         """Run as with room for so many tokens (0: for those that are run), where that changes anything."""
+
+
+def adapter_settings(trace: Trace, model: str | Path, before: Settings) -> Settings:
+    """Settings with the adapter that a trace states. Raises UserError where it is not there."""
+    found = plugins.ask_first(lambda each: each.adapter_of(trace, Path(model)))
+    return before if found is None else replace(before, lora=found[0], lora_scale=found[1])
 
 
 def check_same_model(info: Mapping[str, Any], sha256: str, whose: str) -> None:

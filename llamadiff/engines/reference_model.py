@@ -11,7 +11,8 @@ from typing import ClassVar
 from llamaref import Engine, Weights
 from llamaref.config import Rope
 
-from llamadiff.engines.model_file import Part, Runnable
+from llamadiff.engines.model_file import USUAL, Part, Runnable
+from llamadiff.llamacpp.request import Settings
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.taps import Tap
@@ -27,9 +28,9 @@ class Model(Runnable):
     engine: Engine
 
     def __init__(
-        self, path: str | Path, precision: str = "f32", threads: int = 0, weights: Weights | None = None
+        self, path: str | Path, precision: str = "f32", settings: Settings = USUAL, weights: Weights | None = None
     ) -> None:
-        super().__init__(path, precision, threads, weights)
+        super().__init__(path, precision, settings, weights)
         self.engine = self._open(lambda: Engine(self.weights))
         self.n_layer = self.engine.config.n_layer
         norm, self.scales_queries = self.engine.config.traits.norm, self.engine.config.traits.scales_queries

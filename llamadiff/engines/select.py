@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamadiff.engines.capture_request import text_request
-from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
+from llamadiff.engines.model_file import ModelFile, Runnable, adapter_settings, check_same_model
 from llamadiff.engines.own_graph import needed_graph, own_graph
 from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.llamacpp.capture import capture, scratch_directory
 from llamadiff.llamacpp.child import Child
-from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.llamacpp.streaming import streamed_trace
 from llamadiff.system.errors import UnrunnableError, UserError
 from llamadiff.system.progress import Progress, silent
 from llamadiff.trace.reader import Trace
 
 
-def in_engine(file: ModelFile, how: How = USUAL, threads: int = 0) -> tuple[Model | None, EngineUsed]:
+def in_engine(file: ModelFile, how: How = USUAL) -> tuple[Model | None, EngineUsed]:
     """The file in the reference engine; None where llama.cpp's graph has to do, for the reason that EngineUsed gives.
 
     Raises UserError where the engine or the precision that is asked for cannot be had.
@@ -33,7 +33,7 @@ def in_engine(file: ModelFile, how: How = USUAL, threads: int = 0) -> tuple[Mode
         needed_graph("--engine graph")
         return None, EngineUsed(GRAPH)
     try:
-        return Model(file.path, precision, threads, file.weights), EngineUsed(NUMPY)
+        return Model(file.path, precision, file.settings, file.weights), EngineUsed(NUMPY)
     except UserError as refused:
         if own_graph() is None:
             raise
@@ -85,11 +85,11 @@ def opened_for(
 ) -> tuple[Runnable, EngineUsed]:
     """The model file in an engine that can go through a trace of it; llama.cpp is run where its graph is needed.
 
-    Raises UserError, also for a trace of another file.
+    Raises UserError, also for a trace of another file, or with an adapter that is not there.
     """
-    file = ModelFile(path, threads=threads)
+    file = ModelFile(path, settings=adapter_settings(trace, path, Settings(threads=threads)))
     check_same_model(trace.info.model, file.sha256, whose)
-    return _in_any(file, trace.info.tokens, progress, threads)
+    return _in_any(file, trace.info.tokens, progress)
 
 
 def runnable(path: str | Path, n_tokens: int) -> Runnable:
@@ -97,14 +97,12 @@ def runnable(path: str | Path, n_tokens: int) -> Runnable:
     return _in_any(ModelFile(path), (0,) * n_tokens, silent)[0]
 
 
-def _in_any(
-    file: ModelFile, tokens: tuple[int, ...], progress: Progress, threads: int = 0
-) -> tuple[Runnable, EngineUsed]:
-    model, used = in_engine(file, threads=threads)
+def _in_any(file: ModelFile, tokens: tuple[int, ...], progress: Progress) -> tuple[Runnable, EngineUsed]:
+    model, used = in_engine(file)
     if model is not None:
         return model, used
     with scratch_directory() as folder, after_what_the_engine_said(file, used):
-        request = text_request(file, Run(tokens=tokens), Path(folder) / "trace")
+        request = text_request(file, Run(tokens=tokens, settings=file.settings), Path(folder) / "trace")
         return needed_graph("this model").run(file.path, request, progress, None)[0], used
 
 

@@ -26,7 +26,7 @@ from llamadiff.llamacpp.tensor_transport import Feed
 from llamadiff.llamacpp.tensors import Tensor
 from llamadiff.system.errors import UserError
 
-WEIGHT_ENDINGS = (".weight", ".bias", ".scale", ".ssm_a", ".ssm_d")
+WEIGHT_ENDINGS = (".weight", ".bias", ".scale", ".ssm_a", ".ssm_d", ".lora_a")
 AT_ONCE = 256  # tokens of a prompt that are run together: what llama.cpp holds of them grows with their number
 SMALL = 1 << 20  # bytes of memory that a view of it is checked by its values, not by its place alone
 CALLED_OFF = 2  # llama_decode's code for a pass that its abort callback ended

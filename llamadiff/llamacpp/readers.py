@@ -33,6 +33,7 @@ from llamadiff.trace.writer import TAP_ROOM, TraceWriter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+WORDS = ("began", "step", "given", "pass", "tap", "value", "node", "computed", "logits", "whole", "asks", "ended")
 Array = NDArray[Any]
 Tell = Callable[..., None]
 
@@ -48,6 +49,7 @@ class RunReader:
         self.rows = self.start = 0
         self.passes: list[int] = []  # how many tokens were run at a time, one step after the other
         self.sha256 = _hash_of(request.files or (request.model,))
+        self.adapter = _hash_of((request.settings.lora,)) if request.settings.lora else None
         self.open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -67,20 +69,7 @@ class RunReader:
             self.start, self.rows = answer["pass"]
             self.passes += [self.rows] if self.rows else []
             self._note_pass(answer)
-        for word in (
-            "began",
-            "step",
-            "given",
-            "pass",
-            "tap",
-            "value",
-            "node",
-            "computed",
-            "logits",
-            "whole",
-            "asks",
-            "ended",
-        ):
+        for word in WORDS:
             if word in answer:
                 getattr(self, f"_{word}")(answer, data)
                 return
@@ -149,6 +138,7 @@ class RunReader:
         )
         steps = (1,) * request.n_predict
         ran = {"n_ctx": began["n_ctx"], "threads": began["threads"], "q8": self.q8_way}
+        ran |= {"lora_sha256": self.adapter.result()} if self.adapter else {}
         return Info(
             tokens=given.tokens,
             positions=tuple(range(first, first + self.total)),

@@ -23,7 +23,8 @@ class Settings:
     """How llama.cpp is run. These defaults make a baseline; llama.cpp's own do not (other kernels, hidden ops).
 
     ``llama_cpp``: the directory of a build or an install (empty: llama-cpp-python's); ``device``: where its layers are;
-    ``runner``: the words that start the Python in which it runs (empty: this one).
+    ``runner``: the words that start the Python in which it runs (empty: this one). ``lora``: the file of an adapter,
+    which is applied with ``lora_scale``.
     """
 
     type_k: str = "F32"
@@ -34,6 +35,8 @@ class Settings:
     threads: int = 0
     llama_cpp: str = ""
     device: str = ""
+    lora: str = ""
+    lora_scale: float = 1.0
     runner: str = field(default_factory=lambda: os.environ.get(RUNNER, ""))
 
     @property
@@ -52,9 +55,11 @@ class Settings:
         return bool(self.gpu_layers) or self.device.upper() not in ("", "CPU")
 
     def to_json(self) -> dict[str, Any]:
-        """What a trace says of them: no place on this machine, and no device where none was asked for."""
-        said = asdict(self)
+        """What a trace says of them: no place on this machine, no device and no adapter where none was asked for."""
+        said = asdict(self) | {"lora": os.path.basename(self.lora)}
         del said["llama_cpp"], said["runner"]
+        if not self.lora:
+            del said["lora"], said["lora_scale"]
         if not self.device:
             del said["device"]
         return said
@@ -121,8 +126,8 @@ class Request:
     are run at a time (0: all), and ``most`` windows at most (0: all).
     ``weights``: names of the file's tensors, whose values nobody wants to be told; ``alone``: nothing else needs a core
     meanwhile; ``data``: bytes for an errand, in base64. ``pooled``: the text is embedded, with the model's pooling.
-    ``listener``: what tells of the inputs of passes (passes.py). ``scales_queries``: whether scores are made of Q that
-    has the attention scale, where that is known: others are another thing than the tap, and are not told.
+    ``listener``: what tells of the inputs of passes (passes.py); ``adapter``: what applies one. ``scales_queries``:
+    whether scores are made of Q that has the attention scale, where known: others are another thing, and not told.
     """
 
     model: str
@@ -159,6 +164,7 @@ class Request:
     data: str = ""
     pooled: bool = False
     listener: str = ""
+    adapter: str = ""
     scales_queries: bool | None = None
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Any
 
 from llamadiff.llamacpp.devices import find_device
@@ -101,6 +102,8 @@ def made_context(
     context = library.context(model, room, observe)
     if not context:
         raise UserError(f"{request.model}: llama.cpp cannot make a context with these settings")
+    if request.settings.lora:
+        resolve_name(request.adapter)(library, model, context, request.settings)
     return context
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from llamadiff.numerics.types import CACHE_TYPES
 from llamadiff.system.errors import UserError
 
 OPTION = "--llama-cpp "
+MOST_SCALE = 1e6  # of an adapter
+_SCALED = re.compile(r"(.*):(-?[0-9]{1,15}(?:\.[0-9]{1,15})?(?:e[+-]?[0-9]{1,2})?)")
 WORDS = {  # settings worth a word, and the value of each that is not
     "type_k": ("F32", "K cache {}"), "type_v": ("F32", "V cache {}"), "flash_attn": ("False", "flash attention"),
     "repack": ("False", "repacked weights"), "gpu_layers": ("0", "{} layers on the GPU"),
@@ -89,10 +92,19 @@ def _folder(value: str) -> Changes:
     return {"llama_cpp": str(Path(value).expanduser())}
 
 
+def _adapter(value: str) -> Changes:
+    """``FILE`` or ``FILE:SCALE``."""
+    match = _SCALED.fullmatch(value)
+    file, scale = (match[1], float(match[2])) if match else (value, 1.0)
+    if not file or not abs(scale) <= MOST_SCALE:
+        raise ValueError(f"FILE or FILE:SCALE, of a LoRA adapter and a number up to {MOST_SCALE:g}")
+    return {"lora": str(Path(file).expanduser()), "lora_scale": scale}
+
+
 SETTINGS: Mapping[str, Callable[[str], Changes]] = {
     "kv": _types_reader("type_k", "type_v"), "type_k": _types_reader("type_k"), "type_v": _types_reader("type_v"),
     "flash_attn": flag_reader("flash_attn"), "repack": flag_reader("repack"),
     "threads": count_reader("threads", 0, 512), "gpu_layers": count_reader("gpu_layers", 0, 9999),
     "device": lambda name: {"device": name}, "dir": _folder,
-    "runner": lambda words: {"runner": words},
+    "lora": _adapter, "runner": lambda words: {"runner": words},
 }  # fmt: skip

@@ -23,7 +23,7 @@ _WEIGHT_OPS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "MUL": 1, "ADD": 1, "ADD_ID": 1, "
 # Everything else is known by llama.cpp's own name and the op: tap -> name:OP of its nodes. Fused projections are split
 # by VIEW, then CONT; flash attention's result is taken by RESHAPE; attn_pregate comes before a gate.
 _NODES: Mapping[str, str] = {
-    "embd": "embd:GET_ROWS inp_embd:GET_ROWS embd:SCALE inp_scaled:SCALE model.embed_tokens:GET_ROWS",
+    "embd": "embd:GET_ROWS embd:ADD inp_embd:GET_ROWS embd:SCALE inp_scaled:SCALE model.embed_tokens:GET_ROWS",
     "pos_embd": "pos_embd:GET_ROWS",
     "inpL": "inpL:ADD",
     "Qcur_proj": "Qcur:VIEW Qcur:CONT",
@@ -97,7 +97,16 @@ def tap_of(node: Tensor, sources: Sequence[Tensor] | None = None) -> str | None:
     """
     nameless = _NAMELESS.fullmatch(node.name) is not None
     given = node.sources if sources is None else sources
+    if node.op == "ADD" and (weight := _adapted(given[1])):
+        return _tap_of_weight("MUL_MAT", [weight])
     return tap_name(node.name, node.op, [_name_of(source) if nameless else source.name for source in given])
+
+
+def _adapted(added: Tensor) -> str:
+    """The weight whose product an adapter's s B (A x) is added to; empty for other sums, embedding rows among them."""
+    made = added.sources[0] if added.op == "SCALE" else added
+    weight, _, end = made.sources[0].name.rpartition(".") if made.op in ("MUL_MAT", "MUL_MAT_ID") else ("", "", "")
+    return weight if end == "lora_b" and weight != "token_embd.weight" else ""
 
 
 def _name_of(source: Tensor) -> str:

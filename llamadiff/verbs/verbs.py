@@ -20,7 +20,7 @@ from llamadiff import plugins
 from llamadiff.candidates.opening import Candidate, CandidateSpec, files_of, read_candidate
 from llamadiff.engines.batches import answers_otherwise, as_it_ran, as_stated
 from llamadiff.engines.capture_request import request_for, text_request
-from llamadiff.engines.model_file import ModelFile, Runnable, check_same_model
+from llamadiff.engines.model_file import ModelFile, Runnable, adapter_settings, check_same_model
 from llamadiff.engines.own_graph import needed_graph, own_graph
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import after_what_the_engine_said, capture_run, in_engine, opened_for, stream_run
@@ -57,7 +57,7 @@ class Compare(Protocol):
     ) -> Comparison: ...
 
 
-COMPARED = ("type_k", "type_v", "flash_attn")  # settings that change what is computed
+COMPARED = ("type_k", "type_v", "flash_attn", "lora_sha256", "lora_scale")  # settings that change what is computed
 
 
 def compare(
@@ -87,8 +87,8 @@ def compare(
         ready.meanwhile.append(_get_ready_to_judge)
         ready.ahead(Request(str(model), settings=run.settings))
         brought = read_candidate(candidate, how, run.settings.place)
-        file = ModelFile(model, how.precision, run.settings.threads)
-        engine, used = in_engine(file, how, run.settings.threads)
+        file = ModelFile(model, how.precision, run.settings)
+        engine, used = in_engine(file, how)
         run = brought.tokens_for(run) if brought is not None else run
         brought = brought.ahead(engine, run) if brought is not None and engine is not None else brought
         with _workplace(save) as folder, after_what_the_engine_said(file, used):
@@ -276,11 +276,11 @@ def _rerun_on_candidate_tokens(model: str | Path, baseline: Trace, candidate: In
     producer = baseline.info.producer
     if producer.get("name") != "llama.cpp":
         return baseline
-    file = ModelFile(model)
+    file = ModelFile(model, settings=adapter_settings(baseline, model, Settings.from_stated(producer.get("settings"))))
     check_same_model(baseline.info.model, file.sha256, "the baseline")
     engine, _ = in_engine(file)
     with scratch_directory() as folder:
-        run = Run(tokens=candidate.tokens, settings=Settings.from_stated(producer.get("settings")))
+        run = Run(tokens=candidate.tokens, settings=file.settings)
         request = request_for(engine or file, run, Path(folder) / "baseline.safetensors")
         n = baseline.info.n_prefill
         stated = candidate if len(candidate.edges) > 2 else replace(candidate, n_prefill=n)
@@ -309,7 +309,7 @@ def record(
     with Child(run.settings) as child, scratch_directory() if sketch else nullcontext() as folder:
         child.meanwhile.append(_get_ready_to_judge)
         place = output if folder is None else Path(folder) / "trace.safetensors"
-        file = ModelFile(model)
+        file = ModelFile(model, settings=run.settings)
         engine, used = in_engine(file)
         request = replace(request_for(engine or file, run, place), keep_graph=own_graph() is not None)
         with after_what_the_engine_said(file, used) if engine is None else nullcontext():

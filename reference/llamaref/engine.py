@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llamaref import ops
 from llamaref import sums as sums_
+from llamaref.adapters import EMBEDDING, LowRank
 from llamaref.config import Rope
 from llamaref.configure import read_config
 from llamaref.errors import ModelError
@@ -202,7 +203,8 @@ class Engine:
         [t] token ids -> [b, t, embd].
         """
         with _overflowing():
-            x = step.tap("embd", self.embed(np.asarray(tokens)) * self.config.embedding_scale)
+            x = self._adapted_rows(self.embed(np.asarray(tokens)), np.asarray(tokens), step.tap)
+            x = step.tap("embd", x * self.config.embedding_scale)
             if self.config.traits.learned_positions:
                 x = step.tap("inpL", x + step.tap("pos_embd", self.positions(step.positions)))
             return x
@@ -261,17 +263,54 @@ class Engine:
         """
         weight = f"{name}.weight"
         kind, scale, bias = self.w.type(weight), self.scale(name), self._optional(f"{name}.bias")
+        given = x
         x, *sums = tap.operands(kind, x)
 
         def compute() -> Array:
             y = tap.accumulate(self.w.product(weight, x, *sums), kind, sums_.by_weight(self.w, weight, x))
-            if bias is not None and ".ffn_" in name:
-                y = tap.product(y) + bias
-            if scale is not None:
-                y = y * scale
-            return y if bias is None or ".ffn_" in name else tap.product(y) + bias
+            if ".ffn_" in name:
+                y = self._adapted(y, weight, given, tap)
+                y = y if bias is None else tap.product(y) + bias
+                return y if scale is None else y * scale
+            y = self._adapted(y if scale is None else y * scale, weight, given, tap)
+            return y if bias is None else tap.product(y) + bias
 
+        if self._low_rank(weight) is not None:  # which is no product by one weight
+            return compute()
         return tap.multiply(WeightProduct(compute, self.w, weight, x, sums[0] if sums else None, scale, bias))
+
+    def _low_rank(self, weight: str) -> LowRank | None:
+        """What the adapter, if there is one, has for a matrix that is multiplied by."""
+        pairs = self.w.adapter.pairs if self.w.adapter is not None and weight != EMBEDDING else {}
+        return pairs.get(weight)
+
+    def _adapted(self, y: Array, weight: str, x: Array, tap: Tap, chosen: Array | None = None) -> Array:
+        """y + s B (A x): y [..., out] is the product of x [..., in] with a matrix, or each row's with its expert's."""
+        pair, adapter = self._low_rank(weight), self.w.adapter
+        if pair is None or adapter is None:
+            return y
+        low = adapter.weights
+        for half in (pair.a, pair.b):
+            kind = low.type(half)
+            if chosen is None:
+                x, *sums = tap.operands(kind, x)
+                x = tap.accumulate(low.product(half, x, *sums), kind, sums_.by_weight(low, half, x))
+            else:
+                x, chosen, *sums = tap.operands(kind, x, chosen)
+                made = low.experts(half, x, chosen, *sums)
+                x = tap.accumulate(made, kind, sums_.by_experts(low, half, x, chosen), by_row=True)
+        return y + x * adapter.factor(weight)
+
+    def _adapted_rows(self, rows: Array, tokens: Array, tap: Tap) -> Array:
+        """Embedding rows [1, t, embd] with what the adapter adds: s B A[token]; its A is looked up as the rows are."""
+        adapter = self.w.adapter
+        if adapter is None or EMBEDDING not in adapter.pairs:
+            return rows
+        pair, low = adapter.pairs[EMBEDDING], adapter.weights
+        kind = low.type(pair.b)
+        x, *sums = tap.operands(kind, low.rows(pair.a, tokens)[None])
+        x = tap.accumulate(low.product(pair.b, x, *sums), kind, sums_.by_weight(low, pair.b, x))
+        return np.asarray(rows + x * adapter.factor(EMBEDDING))
 
     def scale(self, name: str) -> Array | None:
         """``name``.scale, if the file has it and the architecture asks for it."""
@@ -305,12 +344,13 @@ class Engine:
 
     def experts(self, x: Array, name: str, chosen: Array, tap: Tap) -> Array:
         """Each token's chosen experts' products: x [b, t, 1 or used, in], chosen [b, t, used] -> [b, t, used, out]."""
-        kind = self.w.type(f"{name}.weight")
-        x, chosen, *sums = tap.operands(kind, np.broadcast_to(x, (*chosen.shape, x.shape[-1])), chosen)
+        kind, given = self.w.type(f"{name}.weight"), np.broadcast_to(x, (*chosen.shape, x.shape[-1]))
+        x, chosen, *sums = tap.operands(kind, given, chosen)
         out = self.w.experts(f"{name}.weight", x, chosen, *sums)
         out = tap.accumulate(out, kind, sums_.by_experts(self.w, f"{name}.weight", x, chosen), by_row=True)
         scale, bias = self.scale(name), self._optional(f"{name}.bias")  # [expert], [expert * out]
         out = out if scale is None else out * scale[chosen][..., None]
+        out = self._adapted(out, f"{name}.weight", given, tap, chosen)
         return out if bias is None else tap.product(out) + bias.reshape(-1, out.shape[-1])[chosen]
 
     def gelu(self, x: Array, tap: Tap) -> Array:

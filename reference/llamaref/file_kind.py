@@ -19,7 +19,7 @@ class OtherKind:
 
 ADAPTER = OtherKind(
     "a LoRA adapter",
-    "give a model into which it is merged (llama-export-lora); llamadiff weights FILE MODEL says whether it fits one",
+    "give its model, with --llama-cpp lora=FILE; llamadiff weights FILE MODEL says whether it fits",
 )
 CONTROL_VECTOR = OtherKind(
     "a control vector", "give the model that it is for; llamadiff weights FILE looks at it alone"

@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gguf
 import numpy as np
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from llamaref.errors import ModelError
 from llamaref.parts import SPLIT, check_parts, parts_of
+
+if TYPE_CHECKING:
+    from llamaref.adapters import Adapter
 
 Array = NDArray[Any]
 Made = TypeVar("Made")
@@ -35,8 +38,11 @@ class Weights:
 
     ``files`` are the file, or its parts. Shapes are NumPy's (outermost first): a matrix is [out, in], experts are
     [expert, out, in]. ``decoder`` may give a faster function than gguf-py's for the rows of a tensor, by its name;
-    whoever sets it answers for its being right. ``map`` may be one that works in several threads.
+    whoever sets it answers for its being right. ``map`` may be one that works in several threads. ``adapter``: what is
+    added to products with some of them, which is an Engine's to do.
     """
+
+    adapter: Adapter | None = None
 
     def __init__(self, path: str | Path, dtype: type[np.floating[Any]] = np.float32) -> None:
         self.dtype = dtype

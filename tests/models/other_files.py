@@ -16,7 +16,7 @@ ADAPTED = ("attn_q", "attn_v", "ffn_down")
 
 def write_adapter(
     path: Path, model: Path, stems: tuple[str, ...] = ADAPTED, rank: int = RANK, alpha: float = ALPHA, seed: int = 7,
-    architecture: str = "", size: float = 0.004, **fields: str,
+    architecture: str = "", size: float = 0.004, kind: str = "F32", **fields: str,
 ) -> Path:  # fmt: skip
     """A LoRA adapter of some of a model's matrices (convert_lora_to_gguf.py)."""
     weights, rng = Weights(model), np.random.default_rng(seed)
@@ -27,10 +27,14 @@ def write_adapter(
     for key, value in fields.items():
         writer.add_string(key, value)
     for name in weights:
-        if name.split(".")[-2] in stems and len(weights.shape(name)) == 2:
-            rows, width = weights.shape(name)
-            writer.add_tensor(f"{name}.lora_a", _normal(rng, rank, width))
-            writer.add_tensor(f"{name}.lora_b", size * _normal(rng, rows, rank))
+        if name.split(".")[-2] in stems and name.endswith(".weight"):
+            *experts, rows, width = weights.shape(name)
+            a, b = _normal(rng, *experts, rank, width), size * _normal(rng, *experts, rows, rank)
+            if name == "token_embd.weight":  # whose rows are looked up
+                a, b = _normal(rng, rows, rank), size * _normal(rng, width, rank)
+            for end, values in ((".lora_a", a), (".lora_b", b)):
+                own = gguf.GGMLQuantizationType["F32" if values.shape[-1] % 32 and kind == "Q8_0" else kind]
+                writer.add_tensor(name + end, gguf.quantize(values, own), raw_dtype=own)
     finish(writer)
     return path
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.model_file import ModelFile, adapter_settings
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.captures.changed import Changed
 from llamadiff.judge.sketching import estimate_difference
@@ -38,7 +38,7 @@ def update(path: Path, model: Path | None, how: How, force: bool = False) -> Cha
         own, is_sketch = model or model_of(path, before), before.sketch is not None
         if not force:
             _check_model(path, before.info, own)
-        after = record(own, _run_of(before.info), fresh, how, is_sketch, before.info.prompt)
+        after = record(own, _run_of(before, own), fresh, how, is_sketch, before.info.prompt)
         changed = _changed(path, before, after)
         del before, after  # Windows puts nothing in a mapped file's place
         try:
@@ -58,8 +58,10 @@ def _check_model(path: Path, info: Info, model: Path) -> None:
         )
 
 
-def _run_of(info: Info) -> Run:
+def _run_of(trace: Trace, model: Path) -> Run:
     """The run that a capture is of: its prompt's ids, and as many greedy steps."""
+    info = trace.info
+    settings = Settings.from_stated(info.producer.get("settings"), whole=True)
     asked = info.producer.get("asked")
     asked = asked if isinstance(asked, dict) else {}
     layers: Any = asked.get("layers")
@@ -67,7 +69,7 @@ def _run_of(info: Info) -> Run:
         tokens=info.tokens[: info.n_prefill], n_predict=len(info.tokens) - info.n_prefill,
         patterns=tuple(map(str, asked.get("taps", ()))),
         layers=range(layers[0], layers[1] + 1) if _are_two(layers) else None,
-        settings=Settings.from_stated(info.producer.get("settings"), whole=True),
+        settings=adapter_settings(trace, model, settings),
     )  # fmt: skip
 
 

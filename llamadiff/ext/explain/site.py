@@ -76,6 +76,20 @@ class Site:
             node = below
         return node
 
+    @property
+    def adapter(self) -> str:
+        """The weight that an adapter adds to, where this node is a product with one of its two matrices, that times
+        its scale, or the sum of that and the weight's own product; else empty."""
+        node, place = self, {"ADD": 1, "SCALE": 0}.get(self.node.op)
+        while place is not None:
+            below = node.node_at(place)
+            if below is None or below.op not in ("SCALE", "MUL_MAT", "MUL_MAT_ID"):
+                return ""
+            node, place = self.at(below), 0 if below.op == "SCALE" else None
+        leaf = node.leaf(0) if node.node.op in ("MUL_MAT", "MUL_MAT_ID") else None
+        weight, _, end = leaf.name.rpartition(".") if leaf is not None else ("", "", "")
+        return weight if end in ("lora_a", "lora_b") else ""
+
     def source_of_view(self) -> GraphNode | None:
         """The node whose memory this one looks into."""
         return self.engine.graph.by_number.get(self.node.view[0]) if self.node.view is not None else None

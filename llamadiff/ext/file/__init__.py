@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from llamadiff.cli.command import Command
     from llamadiff.engines.model_file import ModelFile
+    from llamadiff.judge.preflight.checks import Check
+    from llamadiff.judge.study import Bench, Study
     from llamadiff.result.oddity import Oddity
+    from llamadiff.trace.reader import Trace
 
     Array = NDArray[Any]
 
@@ -20,7 +25,8 @@ if TYPE_CHECKING:
 class File(Slice):
     """Is the file right: its tensors alone, against another file, a checkpoint, a dump of them."""
 
-    remote = ("llamadiff.ext.file.errands",)
+    remote = ("llamadiff.ext.file.errands", "llamadiff.ext.file.applied")
+    adapter = "llamadiff.ext.file.applied:apply"
 
     def commands(self) -> Sequence[Command]:
         from llamadiff.ext.file.cli import COMMANDS
@@ -31,6 +37,16 @@ class File(Slice):
         from llamadiff.ext.file.weight_faults import weight_fault
 
         return weight_fault
+
+    def adapter_of(self, trace: Trace, model: Path) -> tuple[str, float] | None:
+        from llamadiff.ext.file.adapter import stated_adapter
+
+        return stated_adapter(trace, model)
+
+    def other_file(self, bench: Bench, study: Study, given: Trace) -> Check | None:
+        from llamadiff.ext.file.adapter import unapplied
+
+        return unapplied(bench, study)
 
     def not_finite(self, model: ModelFile, weight: str | None, layer: int | None) -> Oddity | None:
         from llamadiff.ext.file.finite import not_finite

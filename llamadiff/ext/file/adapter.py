@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from llamaref import Weights
-from llamaref.adapters import ALPHA, EMBEDDING, LowRank, pairs_of, rank_of, scale_of
+from llamaref.adapters import ALPHA, EMBEDDING, LowRank, fault, misfit, pairs_of, rank_of, scale_of
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.file.against import label_of
 from llamadiff.ext.file.pairs import in_file
 from llamadiff.ext.file.result import WeightReport
 from llamadiff.ext.file.views import sample
+from llamadiff.judge.preflight.checks import Check
+from llamadiff.judge.study import Bench, Study
+from llamadiff.judge.verdict import of_check
 from llamadiff.result.oddity import Oddity
+from llamadiff.system.errors import UserError
+from llamadiff.trace.hashing import file_sha256
+from llamadiff.trace.reader import Trace
 
+MOST = 3  # tensors that are named
 ROWS = 256  # of W, by which its size is told
 LARGE = 1.0  # times W's size: what is added is seldom as large
 
@@ -28,15 +36,18 @@ def fitted(report: WeightReport, adapter: ModelFile, model: ModelFile) -> Weight
         found.append(Oddity("general.architecture", says, "metadata"))
     low, sizes = adapter.weights, dict[str, float]()
     for name, pair in pairs_of(low).items():
-        says = _misfit(low, pair, name, model.weights)
-        if says:
-            found.append(Oddity(name, says, "shape"))
-        elif pair.is_whole and _is_of_one_rank(low, pair, name):
+        says = misfit(low, pair, name, model.weights)
+        if not says:
             sizes[name] = _added(low, pair, model, name)
+        elif not fault(low, pair, name):  # which is said already
+            found.append(Oddity(name, says, "shape"))
     for name, size in sizes.items():
         if size > LARGE:
             says = f"what is added is {size:.3g} times as large as the weight: is alpha this adapter's?"
             found.append(Oddity(name, says, certain=False))
+    if EMBEDDING in sizes and "output.weight" not in model.weights:
+        says = "is the output's matrix too: llama.cpp (ggml 0.25.3) aborts when it runs, since A and B are turned there"
+        found.append(Oddity(EMBEDDING, says, certain=False))
     if sizes:
         most = max(sizes, key=lambda name: sizes[name])
         often = f"at most {sizes[most]:.2g} times the weight's size ({most})"
@@ -48,31 +59,21 @@ def fitted(report: WeightReport, adapter: ModelFile, model: ModelFile) -> Weight
 def adapter_oddities(low: Weights) -> Iterator[Oddity]:
     """What is wrong with an adapter by itself: halves without the other one, ranks that differ, no alpha."""
     for name, pair in pairs_of(low).items():
-        if not pair.is_whole:
-            lacks = ".lora_b" if pair.a else ".lora_a"
-            yield Oddity(name, f"has no {lacks}: llama.cpp refuses the adapter", "missing")
-        elif not _is_of_one_rank(low, pair, name):
-            says = f"lora_a has {low.shape(pair.a)[-2]} rows, lora_b rows of {rank_of(low, pair)}: both are the rank"
-            yield Oddity(name, says, "shape")
+        says = fault(low, pair, name)
+        if says:
+            yield Oddity(name, says, "shape" if pair.is_whole else "missing")
     if not low.fields.get(ALPHA):
         says = f"{ALPHA} is {low.fields.get(ALPHA, 'not in the file')}: llama.cpp then adds B A, not alpha / rank of it"
         yield Oddity("metadata", says, "metadata", certain=False)
 
 
-def _is_of_one_rank(low: Weights, pair: LowRank, name: str) -> bool:
-    return low.shape(pair.a)[-1 if name == EMBEDDING else -2] == rank_of(low, pair)
-
-
-def _misfit(low: Weights, pair: LowRank, name: str, weights: Weights) -> str:
-    """Why what is there for a tensor does not fit the model; empty where it does."""
-    if name not in weights:
-        return "is in no tensor of the model: llama.cpp refuses the adapter"
-    rows, width = (1, *weights.shape(name))[-2:]
-    sides = {pair.a: (rows, 0), pair.b: (width, 0)} if name == EMBEDDING else {pair.a: (width, 1), pair.b: (rows, 0)}
-    for half, (size, axis) in sides.items():
-        if half and (len(low.shape(half)) < 2 or low.shape(half)[-2:][axis] != size):
-            return f"{half.rpartition('.')[2]} is {list(low.shape(half))}, the model's matrix is {[rows, width]}"
-    return ""
+def ranks_and_scales(low: Weights) -> str:
+    """The ranks, alpha, and the s that B A is multiplied by, in words."""
+    ranks = sorted({rank_of(low, pair) for name, pair in pairs_of(low).items() if not fault(low, pair, name)})
+    scales = [f"{scale_of(low.fields, rank):.5g}" for rank in ranks]
+    one = "rank" if len(ranks) == 1 else "ranks"
+    alpha = low.fields.get(ALPHA, "missing")
+    return f"{one} {', '.join(map(str, ranks)) or 'unknown'}, alpha {alpha}, s = {', '.join(scales) or 'unknown'}"
 
 
 def _added(low: Weights, pair: LowRank, model: ModelFile, name: str) -> float:
@@ -86,3 +87,40 @@ def _added(low: Weights, pair: LowRank, model: ModelFile, name: str) -> float:
     some = view.take(sample(view, ROWS)).astype(np.float64)
     own = float(np.sqrt(np.square(some).mean()))
     return abs(scale_of(low.fields, rank_of(low, pair))) * added / own if own else float("inf")
+
+
+def unapplied(bench: Bench, study: Study) -> Check | None:
+    """That llama.cpp, whose own values are judged, multiplies by weights of an adapter without what that adds."""
+    adapter, read = bench.model.weights.adapter, bench.baseline.info.producer.get("weights_read")
+    if adapter is None or study.under_test != "baseline" or not isinstance(read, (list, tuple)):
+        return None
+    left = [name for name, pair in adapter.pairs.items() if pair.a not in read and name in read]
+    if not left:
+        return None
+    more = f" and {len(left) - MOST} more" if len(left) > MOST else ""
+    found = (
+        f"llama.cpp leaves it out at {len(left)} of its {len(adapter.pairs)} tensors, {', '.join(left[:MOST])}{more}; "
+        "merge it into the model (llama-export-lora), or report it to llama.cpp"
+    )
+    return Check("adapter", of_check(found), found)
+
+
+def stated_adapter(trace: Trace, model: Path) -> tuple[str, float] | None:
+    """The adapter that a trace was recorded with, beside the trace or its model: the file, and its scale.
+
+    Raises UserError where it is in neither place, or another file is.
+    """
+    settings = trace.info.producer.get("settings")
+    stated = settings if isinstance(settings, dict) else {}
+    name, wanted, scale = (stated.get(key) for key in ("lora", "lora_sha256", "lora_scale"))
+    if not isinstance(name, str) or not Path(name).name:
+        return None
+    name = Path(name).name  # a name alone: a trace must not lead elsewhere
+    folders = dict.fromkeys(each.parent for each in (trace.path, model) if each is not None)
+    files = [folder / name for folder in folders if (folder / name).is_file()]
+    found = next((file for file in files if file_sha256(file) == wanted or not isinstance(wanted, str)), None)
+    if found is None:
+        other = f"{files[0]} is another file (sha256 {file_sha256(files[0])[:12]})" if files else "and is not there"
+        whose = f"{trace.path or 'the trace'}: was recorded with the adapter {name} (sha256 {str(wanted)[:12]})"
+        raise UserError(f"{whose}, {other}; put it beside the trace or the model")
+    return str(found), float(scale) if isinstance(scale, (int, float)) else 1.0

@@ -12,7 +12,7 @@ from llamaref.file_kind import ADAPTER, PROJECTOR, OtherKind, other_kind
 from llamaref.known_tensors import known_stems
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.ext.file.adapter import adapter_oddities
+from llamadiff.ext.file.adapter import adapter_oddities, ranks_and_scales
 from llamadiff.ext.file.finite import scale_missing
 from llamadiff.ext.file.oddities import oddities_of, out_of_line
 from llamadiff.ext.file.result import TensorRow, WeightReport
@@ -46,7 +46,8 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
         notes = tuple(assumptions(model))
         oddities += list(rule_oddities(model))
     else:
-        notes = (f"the file holds {kind.name}: {kind.use}",)
+        ranks = f" of {ranks_and_scales(model.weights)}" if kind is ADAPTER else ""
+        notes = (f"the file holds {kind.name}{ranks}: {kind.use}",)
         oddities = [_of_no_model(kind, oddity) for oddity in oddities if oddity.certain or kind is PROJECTOR]
         oddities += adapter_oddities(model.weights) if kind is ADAPTER else []
     if kind is None and load and known_stems(model.architecture) is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from llamaref import Weights
+from llamaref.adapters import A, B
 from llamaref.sums import Matrix
 
 from llamadiff.ext.graph.graph import LOOKS, STORES, Graph, GraphNode, tap_shape
@@ -20,6 +21,8 @@ from llamadiff.ext.graph.streamed import STREAMED, streamed
 from llamadiff.numerics.policies import CACHES, NATIVE
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
+
+ADAPTER = (A, B)  # how names of its matrices end
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,8 @@ class GraphEngine:
         if leaf is not None and number not in self.graph.given:
             return Operand(np.zeros((0,)), leaf.kind, leaf.name)  # a weight: read where it is needed
         node = self.graph.by_number.get(number)
-        return Operand(values[number], node.kind if node else leaf.kind if leaf else "f32", "")
+        adapter = leaf.name if leaf is not None and leaf.name.endswith(ADAPTER) else ""  # a weight, of another file
+        return Operand(values[number], node.kind if node else leaf.kind if leaf else "f32", adapter)
 
     def _whole(self, source: Operand) -> Operand:
         if source.values.size:

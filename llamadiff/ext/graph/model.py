@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from llamadiff.engines.capture_request import text_request
-from llamadiff.engines.model_file import ModelFile, Part, Runnable
+from llamadiff.engines.model_file import USUAL, ModelFile, Part, Runnable
 from llamadiff.engines.run_spec import Run
 from llamadiff.ext.graph.engine import GraphEngine
 from llamadiff.ext.graph.graph import GRAPH, Graph, GraphNode, tap_shape
@@ -35,8 +35,8 @@ class GraphModel(Runnable):
     producer: ClassVar[Mapping[str, str]] = {"name": "llama.cpp's graph", "version": "numpy"}
     by_graph = True
 
-    def __init__(self, path: str | Path, graph: Graph, threads: int = 0) -> None:
-        super().__init__(path, "f32", threads)
+    def __init__(self, path: str | Path, graph: Graph, settings: Settings = USUAL) -> None:
+        super().__init__(path, "f32", settings)
         self.graph = graph
         self.engine, self.tokens = GraphEngine(graph, self.weights), graph.tokens
         self.n_layer = int(self.describe("")["layers"])
@@ -118,12 +118,13 @@ def _asked_for(
     if list(info.positions) != list(range(first, first + len(info.positions))):
         return None
     progress("asking llama.cpp for its graph")
+    settings = replace(settings, lora=model.settings.lora, lora_scale=model.settings.lora_scale)
     try:
         with scratch_directory() as folder:
             path = Path(folder) / "graph"
             request = text_request(model, Run(tokens=info.tokens, settings=settings), path)
             read_run(replace(request, first=first, graph=str(path), output=None), progress, child, GraphReader)
-            return GraphModel(model.path, Graph.read(path), settings.threads)
+            return GraphModel(model.path, Graph.read(path), settings)
     except UserError:
         return None
 
@@ -135,4 +136,4 @@ def by_its_graph(
     with scratch_directory() as folder:
         path = Path(folder) / "graph"
         trace = capture(replace(request, graph=str(path)), progress, child, GraphReader)
-        return GraphModel(model, Graph.read(path), request.settings.threads), trace
+        return GraphModel(model, Graph.read(path), request.settings), trace

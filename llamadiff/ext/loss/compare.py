@@ -47,7 +47,9 @@ def compare_files(
     kept = folder / KEPT
     if kept.exists() and not (folder / "baseline.safetensors").exists():  # with one, --force was given
         raise UserError(f"{kept}: is there already; give another directory")
-    good, bad = ModelFile(model, threads=run.settings.threads), ModelFile(str(candidate), threads=run.settings.threads)
+    if run.settings.lora:
+        raise UserError(f"lora={run.settings.lora}: two files are compared as they are; leave it out")
+    good, bad = (ModelFile(path, settings=run.settings) for path in (model, str(candidate)))
     against = _same_model(good, bad)
     sides = _both_run(good, bad, run, how, folder, child)
     how.progress("comparing the weights")
@@ -96,13 +98,13 @@ class _Runs:
 
 def _both_run(good: ModelFile, bad: ModelFile, run: Run, how: How, folder: Path, child: Child) -> _Runs:
     """llama.cpp on both files, the other one on the good one's tokens, as it ran them."""
-    engine, used = in_engine(good, how, run.settings.threads)
+    engine, used = in_engine(good, how)
     with after_what_the_engine_said(good, used):
         request = request_for(engine or good, run, folder / "baseline.safetensors")
         opened, baseline = capture_run(engine, request, how.progress, child)
     how.progress(f"running llama.cpp on {bad.path.name}")
     tokens = replace(run, prompt=None, chat=False, tokens=baseline.info.tokens, n_predict=0)
-    engine, used = in_engine(bad, how, run.settings.threads)
+    engine, used = in_engine(bad, how)
     with after_what_the_engine_said(bad, used):
         asked = request_for(engine or bad, tokens, folder / KEPT)
         other, trace = capture_run(engine, replace(asked, n_prefill=baseline.info.n_prefill), how.progress)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.candidates.own_code import function_of, is_function
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.port.alignment import distance
 from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import layers_of
+from llamadiff.ext.prompt.own_code import function_of, is_function
 from llamadiff.system.errors import UserError
 from llamadiff.trace.stated import reason
 

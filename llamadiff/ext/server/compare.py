@@ -85,10 +85,10 @@ def compare_server(
     Raises UserError for whatever a user can mend.
     """
     spec = str(candidate)
-    file = ModelFile(model, how.precision, run.settings.threads)
+    file = ModelFile(model, how.precision, run.settings)
     if pools(file):
         return compare_embeddings(model, candidate, run, how, folder, child)
-    engine, used = in_engine(file, how, run.settings.threads)
+    engine, used = in_engine(file, how)
     kept = None if is_server(spec) else answers_in(spec)
     if kept is not None:
         run = replace(run, prompt=None, chat=False, tokens=kept.tokens, n_predict=0)

@@ -75,8 +75,8 @@ def compare_embeddings(
     spec = str(candidate)
     if not is_server(spec):
         raise UserError(f"{spec}: keeps log-probabilities; of an embedding model give the server's address")
-    file = ModelFile(model, how.precision, run.settings.threads)
-    engine, used = in_engine(file, how, run.settings.threads)
+    file = ModelFile(model, how.precision, run.settings)
+    engine, used = in_engine(file, how)
     request = replace(request_for(engine or file, run, folder / "baseline.safetensors"), wanted=(ROWS,))
     opened, baseline = capture_run(engine, request, how.progress, child)
     if ROWS not in baseline:

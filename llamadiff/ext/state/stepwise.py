@@ -54,8 +54,8 @@ def compare_steps(
     lives = [life.rows for life in alone(history)]
     if len(lives) > MOST_LIVES:
         raise UserError(f"{steps_file}: comes to {len(lives)} sequences; {MOST_LIVES} are judged at most")
-    file = ModelFile(model, how.precision, run.settings.threads)
-    engine, used = in_engine(file, how, run.settings.threads)
+    file = ModelFile(model, how.precision, run.settings)
+    engine, used = in_engine(file, how)
     run = replace(run, tokens=[row.token for row in history.rows])
     request = replace(request_for(engine or file, run, folder / "baseline.safetensors"), text=None, n_predict=0)
     judged = _Lives(steps, history, engine, request, how, child)

@@ -47,8 +47,8 @@ def run_variants(
 ) -> Variants:
     """Run llama.cpp plainly, then in every other way (``names``: in these). Raises UserError if it runs not even so."""
     with scratch_directory() as folder, Child(run.settings, patience) as child:
-        file = ModelFile(model, how.precision, run.settings.threads)
-        engine, used = in_engine(file, how, run.settings.threads)
+        file = ModelFile(model, how.precision, run.settings)
+        engine, used = in_engine(file, how)
         request = request_for(engine or file, run, Path(folder) / "default.safetensors")
         for name in names:
             schedule_of(name)

@@ -92,7 +92,7 @@ def _factor_reader(name: str) -> Callable[[str], Changes]:
 
 
 KEYS: Mapping[str, Callable[[str], Changes]] = {
-    **{key: reader for key, reader in SETTINGS.items() if key != "runner"},
+    **{key: reader for key, reader in SETTINGS.items() if key not in ("runner", "lora")},
     "batch": count_reader("batch", 1, 1 << 20), "ubatch": count_reader("ubatch", 1, 1 << 20),
     "sequences": count_reader("sequences", 1, 8), "interleaved": count_reader("interleaved", 2, 8),
     "chunked": count_reader("chunked", 1, 1 << 20), "drafted": count_reader("drafted", 1, 64),

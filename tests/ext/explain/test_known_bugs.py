@@ -82,6 +82,7 @@ def test_a_choice_that_cancels_is_named_and_no_mistake(injection: Injection, mod
 
 # by edits alone: other architectures than the reference engine's have them (test_graph_bugs.py)
 OF_OTHERS = {
+    "adapter-missing", "adapter-scale-other", "adapter-scaled",  # tests/ext/file/test_applied.py
     "alibi-wrong", "clamp-missing", "convolution-reversed", "convolution-shifted", "decay-wrong", "delta-net-wrong",
     "gate-after-norm", "gate-missing", "l2-norm-missing", "multiplier-missing", "multiplier-other",
     "shared-expert-missing", "sinks-ignored", "skip-missing", "softcap-missing", "softcap-other", "state-behind",

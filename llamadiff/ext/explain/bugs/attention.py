@@ -90,7 +90,7 @@ def heads_tiled(site: Site) -> Iterator[Edit]:
 )
 def scores_scaled(site: Site) -> Iterator[Constant]:
     """The scale is in the scores already."""
-    if not site.weight(0):
+    if not site.weight(0) and not site.adapter:
         width = site.shape(1)[-1]
         familiar = (1 / math.sqrt(width), 1 / width, math.sqrt(width))
         yield Constant(lambda value: times(1, value), FACTOR, 1.0, familiar, linear=True)

@@ -28,7 +28,7 @@ def _sides(site: Site) -> Iterator[tuple[int, int]]:
 
     Nothing where one is a weight, or a part of another node: an expert's share in the sum of all.
     """
-    if not _is_of_nodes(site) or site.shape(0) != site.shape(1):
+    if not _is_of_nodes(site) or site.shape(0) != site.shape(1) or site.adapter:
         return
     if any(node is not None and node.op == "VIEW" for node in (site.source(place, whole=True) for place in (0, 1))):
         return
@@ -87,6 +87,56 @@ def residual_doubled(site: Site) -> Iterator[Edit]:
         name = site.named(place)
         yield Edit(times(place, 2), f"adds {name} twice", role, fix=f"add {name} once")
         yield Edit(times(place, -1), f"subtracts {name}", f"minus {role}", fix=f"add {name}")
+
+
+@at_nodes("ADD", fix="add s B (A x) to W x, with s = scale * alpha / rank")
+def adapter_missing(site: Site) -> Iterator[Edit]:
+    """The LoRA adapter is not applied: W x goes on alone."""
+    if site.adapter:
+        yield Edit(only(0), f"leaves out the adapter: the product with {site.adapter} goes on alone", fix=_added(site))
+
+
+@at_nodes("ADD", fix="add s B (A x) to W x once, with s = scale * alpha / rank")
+def adapter_scaled(site: Site) -> Iterator[Edit]:
+    """The LoRA adapter is applied twice, or with the scale that another reading of alpha and rank gives."""
+    if not site.adapter:
+        return
+    own, rank = _scale_and_rank(site)
+    yield Edit(times(1, 2), f"applies the adapter twice ({own:.5g} B A, once, is right)", "twice", fix=_added(site))
+    ways = {
+        "without alpha / rank": 1.0, "by alpha, not alpha / rank": own * rank, "by 1 / rank": 1 / rank,
+        "by rank / alpha, not alpha / rank": 1 / own, "by alpha / sqrt(rank), as rsLoRA": own * rank**0.5,
+        "with the sign changed": -own,
+    }  # fmt: skip
+    for how, other in ways.items():
+        if abs(other - own) > 1e-6 * abs(own):
+            says = f"scales the adapter {how}: by {other:.5g}, where {own:.5g} is right"
+            yield Edit(times(1, other / own), says, how, fix=_added(site))
+
+
+@at_nodes("ADD", fix="add s B (A x) to W x once, with s = scale * alpha / rank", general=True)
+def adapter_scale_other(site: Site) -> Iterator[Constant]:
+    """The LoRA adapter is applied with another scale."""
+    if site.adapter:
+        own, _ = _scale_and_rank(site)
+        sought = replace(
+            FACTOR, says=lambda value, _: f"scales the adapter by {value * own:.5g}, where {own:.5g} is right"
+        )
+        yield Constant(lambda value: times(1, value), sought, 1.0, linear=True, fix=_added(site))
+
+
+def _scale_and_rank(site: Site) -> tuple[float, int]:
+    """s = scale * alpha / rank of what an adapter adds, and the rank."""
+    scale = site.node_at(1)
+    product = site.at(scale).node_at(0) if scale is not None and scale.op == "SCALE" else scale
+    assert product is not None
+    own = float(site.at(scale).floats[0]) if scale is not None and scale.op == "SCALE" else 1.0
+    return own, site.at(product).shape(0)[-1]
+
+
+def _added(site: Site) -> str:
+    own, rank = _scale_and_rank(site)
+    return f"add {own:.5g} B (A x) to the product with {site.adapter}: s = scale * alpha / rank, of rank {rank}"
 
 
 @at_nodes("ADD", fix="carry the residual from one addition to the next")
@@ -193,7 +243,7 @@ def gate_missing(site: Site) -> Iterator[Edit]:
 def multiplier_missing(site: Site) -> Iterator[Edit]:
     """A constant factor of the model is left out, or applied wrongly: of embeddings, queries, residuals, logits."""
     own = float(site.floats[0])
-    if own in (0.0, 1.0):
+    if own in (0.0, 1.0) or site.adapter:
         return
     fix = f"multiply by {own:.5g}, once"
     yield Edit(with_float(p0=1.0), f"does not multiply by {own:.5g}", "missing", fix=fix)
@@ -207,7 +257,7 @@ def multiplier_missing(site: Site) -> Iterator[Edit]:
 def multiplier_other(site: Site) -> Iterator[Constant]:
     """A constant factor is another than the model's."""
     own = float(site.floats[0])
-    if own > 0:
+    if own > 0 and not site.adapter:
         says = lambda value, own: f"multiplies by {value:.5g}; the model by {own:.5g}"  # noqa: E731
         sought = Sought(own / 1000, own * 1000, says, (0.5, 2.0))
         yield Constant(lambda value: with_float(p0=value), sought, own, fix=f"multiply by {own:.5g}, once")

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llamadiff.candidates.own_code import function_of, is_function
 from llamadiff.ext.prompt.chat_template import MAX_RENDERED
 from llamadiff.ext.prompt.http import LacksError, RefusedError, Server, is_server
 from llamadiff.ext.prompt.lines import talking
+from llamadiff.ext.prompt.own_code import function_of, is_function
 from llamadiff.ext.prompt.templates.conversations import Conversation
 from llamadiff.ext.prompt.templates.rendering import ENDINGS, Source, source_of
 from llamadiff.system.errors import UserError

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llamadiff.candidates.own_code import function_of, is_function
 from llamadiff.ext.prompt.http import LacksError, Server, is_server
 from llamadiff.ext.prompt.lines import talking
+from llamadiff.ext.prompt.own_code import function_of, is_function
 from llamadiff.ext.prompt.tokens.changes import Ids
 from llamadiff.ext.prompt.tokens.of_checkpoint import original_of
 from llamadiff.ext.prompt.tokens.sides import Side, llama_cpp
