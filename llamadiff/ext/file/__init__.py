@@ -44,8 +44,9 @@ class File(Slice):
         return stated_adapter(trace, model)
 
     def other_file(self, bench: Bench, study: Study, given: Trace) -> Check | None:
-        from llamadiff.ext.file.adapter import unapplied
+        from llamadiff.ext.file.adapter import refuse_other_adapter, unapplied
 
+        refuse_other_adapter(bench.baseline, given)
         return unapplied(bench, study)
 
     def not_finite(self, model: ModelFile, weight: str | None, layer: int | None) -> Oddity | None:

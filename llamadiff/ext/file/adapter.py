@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from llamaref import Weights
@@ -105,13 +106,31 @@ def unapplied(bench: Bench, study: Study) -> Check | None:
     return Check("adapter", of_check(found), found)
 
 
+def refuse_other_adapter(baseline: Trace, given: Trace) -> None:
+    """Raise UserError for a candidate that states another adapter than the baseline has, or another scale."""
+    own, theirs = (_stated(each) for each in (baseline, given))
+    same = "lora" in own and all(own.get(key) == theirs.get(key, own.get(key)) for key in ("lora_sha256", "lora_scale"))
+    if "lora" not in theirs or same:
+        return
+    said = [f"{each.get('lora', 'none')!s:.80} at scale {each.get('lora_scale', 1.0)!s:.20}" for each in (theirs, own)]
+    raise UserError(
+        f"{given.path or 'the candidate'}: was run with the adapter {said[0]}, the baseline with {said[1]}; "
+        "give --llama-cpp lora=FILE:SCALE, or a baseline of the same"
+    )
+
+
+def _stated(trace: Trace) -> Mapping[str, Any]:
+    """What a trace's producer says of its settings."""
+    settings = trace.info.producer.get("settings")
+    return settings if isinstance(settings, dict) else {}
+
+
 def stated_adapter(trace: Trace, model: Path) -> tuple[str, float] | None:
     """The adapter that a trace was recorded with, beside the trace or its model: the file, and its scale.
 
     Raises UserError where it is in neither place, or another file is.
     """
-    settings = trace.info.producer.get("settings")
-    stated = settings if isinstance(settings, dict) else {}
+    stated = _stated(trace)
     name, wanted, scale = (stated.get(key) for key in ("lora", "lora_sha256", "lora_scale"))
     if not isinstance(name, str) or not Path(name).name:
         return None

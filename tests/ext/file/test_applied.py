@@ -110,6 +110,10 @@ def test_a_trace_says_so_and_is_checked_with_the_file_beside_it(model, adapter, 
     assert verbs.check(trace, model).verdict == "match"
     assert verbs.diff(trace, own(model, adapter, 0.5), model).verdict == "match"
     assert causes(verbs.diff(trace, own(model, None), model)) == ["adapter-missing"]
+    with pytest.raises(UserError, match=r"adapter a\.gguf at scale 0\.5, the baseline with none .*; give"):
+        verbs.diff(own(model, None), trace, model)
+    with pytest.raises(UserError, match=r"a\.gguf at scale 0\.5, the baseline with a\.gguf at scale 1\.0; give"):
+        verbs.compare(model, run(adapter), trace)
     write_adapter(tmp_path / "a.gguf", model)
     with pytest.raises(UserError, match=r"a\.gguf is another file \(sha256"):
         verbs.check(trace, model)
