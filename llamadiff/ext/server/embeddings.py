@@ -7,7 +7,7 @@ tried, each with each: other token ids, a prefix, another pooling.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,29 +17,21 @@ import numpy as np
 from llamaref import ModelError
 
 from llamadiff.candidates.opening import CandidateSpec
-from llamadiff.engines.capture_request import request_for, text_request
-from llamadiff.engines.model_file import ModelFile, Runnable
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.engines.select import capture_run, in_engine
+from llamadiff.engines.select import in_engine
 from llamadiff.ext.prompt.http import RefusedError, Server, is_server
 from llamadiff.ext.prompt.tokenizer import Tokenizer
-from llamadiff.ext.state.variation import PREFIX, varied
-from llamadiff.judge.preflight.checks import Check
-from llamadiff.judge.verdict import of_answers, of_check
-from llamadiff.llamacpp.capture import capture, scratch_directory
+from llamadiff.ext.server.last_rows import EXACT, ROOM, WAYS, LastRows, answered, rows_in
 from llamadiff.llamacpp.child import Child
 from llamadiff.numerics import metrics
-from llamadiff.result.comparison import Comparison, Judged, Sides, assemble
-from llamadiff.result.message import Message
+from llamadiff.result.comparison import Comparison
 from llamadiff.system.errors import UserError
-from llamadiff.trace.reader import Array, Trace
+from llamadiff.trace.metadata import Info
+from llamadiff.trace.reader import Array
 from llamadiff.trace.stated import brief
 
-ROWS = "result_norm"  # the rows that are pooled
 MOST = 1 << 20  # values of a vector
-ROOM = 8.0  # times as much as two ways of rounding differ
-EXACT = 1e-7  # NMSE of vectors that are the same but for the order of sums
-WAYS = ("kv=f16,flash_attn=on", "kv=f16")
 POOLINGS: Mapping[int, tuple[str, Callable[[Array], Array]]] = {  # llama.cpp's pooling_type
     1: ("the mean of all tokens", lambda rows: rows.mean(axis=0)),
     2: ("the first token", lambda rows: rows[0]),
@@ -77,17 +69,12 @@ def compare_embeddings(
         raise UserError(f"{spec}: keeps log-probabilities; of an embedding model give the server's address")
     file = ModelFile(model, how.precision, run.settings)
     engine, used = in_engine(file, how)
-    request = replace(request_for(engine or file, run, folder / "baseline.safetensors"), wanted=(ROWS,))
-    opened, baseline = capture_run(engine, request, how.progress, child)
-    if ROWS not in baseline:
-        raise UserError(
-            f"{file.path}: llama.cpp has no {ROWS} of it, which a vector is made of; it cannot be judged so"
-        )
+    llama = LastRows(file, engine, run, how, child)
+    opened, baseline = llama.baseline(run, folder)
     info = baseline.info
-    asked = info.prompt if info.prompt is not None else [*info.tokens]
-    vector, about = _asked(spec, asked, file, how)
-    said = _Case(file, baseline, vector, run, how, child).judged()
-    return replace(_result(opened, baseline, about, said), engine=used)
+    vector, about = _asked(spec, info.prompt if info.prompt is not None else [*info.tokens], file, how)
+    said = _Case(file, info, rows_in(baseline, file), vector, how, llama.of).judged()
+    return replace(answered(opened, baseline, about, "vector", said, (NEXT, AFTER)), engine=used)
 
 
 def _asked(spec: str, text: str | list[int], file: ModelFile, how: How) -> tuple[Array, dict[str, str]]:
@@ -130,11 +117,12 @@ def _vector(name: str, value: Any) -> Array:
 class _Case:
     """One vector, and what it is tried for."""
 
-    def __init__(self, file: ModelFile, baseline: Trace, vector: Array, run: Run, how: How, child: Child) -> None:
-        self.file, self.vector, self.run, self.how, self.child = file, vector, run, how, child
-        self.info = baseline.info
+    def __init__(
+        self, file: ModelFile, info: Info, rows: Array, vector: Array, how: How, run: Callable[..., Array]
+    ) -> None:
+        """``rows`` are llama.cpp's of the right ids; ``run`` gives those of other ids, or with other settings."""
+        self.file, self.vector, self.how, self.info, self.rows, self.run = file, vector, how, info, rows, run
         self.kind = file.hyper_parameter("pooling_type")
-        self.rows = np.array(baseline[ROWS], np.float64)
 
     def judged(self) -> tuple[str, tuple[str, ...], bool]:
         """The finding, what stands under it, and whether it is a mistake."""
@@ -177,7 +165,7 @@ class _Case:
         with suppress(UserError):
             one, other = (
                 each / np.linalg.norm(each)
-                for each in (self._pooled(self._run(self.info.tokens, spec)), self._pooled(self.rows))
+                for each in (self._pooled(self.run(self.info.tokens, spec)), self._pooled(self.rows))
             )
             return float(((one - other) ** 2).sum())
         return 0.0
@@ -187,7 +175,7 @@ class _Case:
         own = POOLINGS[self.kind][0]
         for what, ids in self._ids_otherwise():
             self.how.progress(f"trying another vector: {what or 'another pooling'}")
-            rows = self.rows if not what else self._run(ids)
+            rows = self.rows if not what else self.run(ids)
             for kind in (self.kind, *(each for each in POOLINGS if each != self.kind)):
                 pooling = f"takes {POOLINGS[kind][0]}, where the file says {own}" if kind != self.kind else ""
                 yield Made(" and ".join(filter(None, (what, pooling))), self._pooled(rows, kind))
@@ -214,27 +202,3 @@ class _Case:
             tokenizer = Tokenizer(file.weights.fields)
             for prefix in PREFIXES if self.info.prompt is not None else ():
                 yield f"puts {prefix!r} before the text", tuple(tokenizer.encode(prefix + (self.info.prompt or "")))
-
-    def _run(self, ids: Sequence[int], spec: str = "") -> Array:
-        """llama.cpp's last rows of ids, [token, embd]."""
-        with scratch_directory() as place:
-            request = text_request(
-                self.file, Run(tokens=tuple(ids), settings=self.run.settings), Path(place) / "r.safetensors"
-            )
-            request = replace(varied(request, f"{PREFIX}{spec}") if spec else request, wanted=(ROWS,))
-            return np.array(capture(request, self.how.progress, self.child)[ROWS], np.float64)
-
-
-def _result(
-    model: Runnable, baseline: Trace, about: Mapping[str, str], said: tuple[str, tuple[str, ...], bool]
-) -> Comparison:
-    headline, proof, is_mistake = said
-    info = baseline.info
-    sides = Sides(
-        model=model.describe(info.model.get("sha256")), tokens=model.token_texts(info.tokens), n_prefill=info.n_prefill,
-        prompt=info.prompt, baseline={"name": "the baseline", **info.producer}, candidate=dict(about),
-    )  # fmt: skip
-    check = Check("vector", of_check(is_mistake), headline)
-    ruling = of_answers(of_check(False), headline, is_mistake)
-    return assemble(sides, Judged(rows=(), preflight=(check,)), ruling, Message(headline, proof),
-                    (NEXT if is_mistake else AFTER,))  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.prompt.tokenizer import Tokenizer
 from llamadiff.ext.server.embeddings import _Case
 from llamadiff.llamacpp.shipped import shipped_model
+from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.verbs import compare
 
@@ -39,24 +39,12 @@ def rows_of(ids) -> np.ndarray:
     return np.array([np.random.default_rng([*ids[: n + 1]]).normal(size=24) + 0.3 for n in range(len(ids))])
 
 
-class Baseline:
-    """A run whose rows are made up."""
-
-    def __init__(self, ids) -> None:
-        self.info, self.rows = SimpleNamespace(tokens=ids, prompt=TEXT), rows_of(ids)
-
-    def __getitem__(self, _tap):
-        return self.rows
-
-
 def case(model: Path, vector) -> _Case:
     """One vector, of an engine whose rows are made up."""
     file = ModelFile(model)
     ids = tuple(Tokenizer(file.weights.fields).encode(TEXT))
-    baseline = Baseline(ids)
-    made = _Case(file, baseline, np.array(vector(ids, file)), Run(tokens=ids), How(), None)
-    made._run = lambda ids, spec="": rows_of(ids) * (1 + 1e-6 * len(spec))
-    return made
+    run = lambda ids, spec="": rows_of(ids) * (1 + 1e-6 * len(spec))  # noqa: E731
+    return _Case(file, Info(ids, prompt=TEXT), rows_of(ids), np.array(vector(ids, file)), How(), run)
 
 
 def prefixed(prefix):
