@@ -23,9 +23,17 @@ class Server(Slice):
         return ("llamadiff.ext.server.candidate",)
 
     def comparison_of(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
+        from llamadiff.ext.server.pooled_trace import is_pooled_alone
+
+        if how.steps is not None:
+            return None
+        if is_pooled_alone(candidate):
+            from llamadiff.ext.server.pooled import compare_pooled
+
+            return compare_pooled
         from llamadiff.ext.server.candidate import matches
 
-        if how.steps is not None or not isinstance(candidate, str) or not matches(candidate):
+        if not isinstance(candidate, str) or not matches(candidate):
             return None
         from llamadiff.ext.server.compare import compare_server
 

@@ -73,7 +73,7 @@ def compare_embeddings(
     opened, baseline = llama.baseline(run, folder)
     info = baseline.info
     vector, about = _asked(spec, info.prompt if info.prompt is not None else [*info.tokens], file, how)
-    said = _Case(file, info, rows_in(baseline, file), vector, how, llama.of).judged()
+    said = VectorCase(file, info, rows_in(baseline, file), vector, how, llama.of).judged()
     return replace(answered(opened, baseline, about, "vector", said, (NEXT, AFTER)), engine=used)
 
 
@@ -114,21 +114,26 @@ def _vector(name: str, value: Any) -> Array:
     return np.array(value, np.float64)
 
 
-class _Case:
+class VectorCase:
     """One vector, and what it is tried for."""
 
     def __init__(
-        self, file: ModelFile, info: Info, rows: Array, vector: Array, how: How, run: Callable[..., Array]
-    ) -> None:
-        """``rows`` are llama.cpp's of the right ids; ``run`` gives those of other ids, or with other settings."""
+        self, file: ModelFile, info: Info, rows: Array, vector: Array, how: How, run: Callable[..., Array],
+        whose: str = "the server", is_unit: bool = True,
+    ) -> None:  # fmt: skip
+        """``rows`` are llama.cpp's of the right ids; ``run`` gives those of other ids, or with other settings.
+
+        ``is_unit``: its length should be 1; else that of the pooled rows, or 1.
+        """
         self.file, self.vector, self.how, self.info, self.rows, self.run = file, vector, how, info, rows, run
+        self.whose, self.is_unit = whose, is_unit
         self.kind = file.hyper_parameter("pooling_type")
 
     def judged(self) -> tuple[str, tuple[str, ...], bool]:
         """The finding, what stands under it, and whether it is a mistake."""
         right = self._pooled(self.rows)
         if len(self.vector) > len(right):
-            says = f"the server's vector has {len(self.vector)} values; the file's model makes {len(right)}"
+            says = f"{self.whose}'s vector has {len(self.vector)} values; the file's model makes {len(right)}"
             return says, ("a dense module may stand behind the pooling, or it is another model",), True
         cut = f"cuts the vector to its first {len(self.vector)} values of {len(right)}"
         whats = [cut] if len(self.vector) < len(right) else []
@@ -138,16 +143,20 @@ class _Case:
         if off > allowed:
             found = next((made for made in self._ways() if self._off(made.vector) <= allowed), None)
             if found is None:
-                return "the server's vector is off; no known pooling, prefix or token explains it", (proof,), True
+                return f"{self.whose}'s vector is off; no known pooling, prefix or token explains it", (proof,), True
             right, whats = found.vector, [found.says, *whats]
             proof = f"so the direction is off by an NMSE of {self._off(right):.1e}, and by {off:.1e} if not"
         length, whole = float(np.linalg.norm(self.vector)), float(np.linalg.norm(right[: len(self.vector)]))
-        if abs(length - 1) > SAME and cut not in whats:
-            of = "the length that it has before it is normalised" if abs(length / whole - 1) <= SAME else "no known one"
+        is_one, is_whole = abs(length - 1) <= SAME, abs(length / whole - 1) <= SAME
+        if self.is_unit and not is_one and cut not in whats:
+            of = "the length that it has before it is normalised" if is_whole else "no known one"
             whats.append(f"does not give it the length 1, but {length:.4g}: {of}")
+        if not self.is_unit and not is_one and not is_whole:
+            whats.append(f"gives it the length {length:.4g}, where {whole:.4g} is right, or 1 where it is normalised")
         if whats:
-            return f"the server {' and '.join(whats)}", (proof,), True
-        return "the server's vector is right up to rounding", (proof,), False
+            return f"{self.whose} {' and '.join(whats)}", (proof,), True
+        normalised = " (it is normalised)" if is_one and not (self.is_unit or is_whole) else ""
+        return f"{self.whose}'s vector is right up to rounding{normalised}", (proof,), False
 
     def _off(self, right: Array) -> float:
         """The NMSE between directions."""
