@@ -8,6 +8,8 @@ import gguf
 import numpy as np
 from llamaref import Weights
 
+from llamadiff.engines.run_spec import Run
+from llamadiff.llamacpp.request import Settings
 from models.gguf_file import finish
 
 RANK, ALPHA = 4, 8.0
@@ -37,6 +39,12 @@ def write_adapter(
                 writer.add_tensor(name + end, gguf.quantize(values, own), raw_dtype=own)
     finish(writer)
     return path
+
+
+def with_adapter(model: Path, folder: Path) -> Run:
+    """A run of the model with an adapter of two matrices of each layer, as large as they are."""
+    adapter = write_adapter(folder / "adapter.gguf", model, ("attn_q", "ffn_down"), rank=5, size=0.02)
+    return Run(settings=Settings(lora=str(adapter)))
 
 
 def merged(adapter: Path, model: Path, scale: float = 1.0) -> dict[str, np.ndarray]:

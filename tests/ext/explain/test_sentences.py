@@ -12,6 +12,7 @@ from itertools import takewhile
 
 import numpy as np
 import pytest
+from models.other_files import with_adapter
 from models.random_models import NAMES
 from proof.nodes import every_site
 
@@ -38,8 +39,9 @@ KNOWN = known_bugs()
 MODELS = (
     "gpt-oss.Q8_0", "qwen35.F16", "starcoder2.Q5_K_M", "granitehybrid.Q8_0", "mpt.Q8_0", "falcon.Q8_0", "llama.Q8_0",
     "phi3.Q6_K", "mamba.F16", "deepseek2", "lfm2.F16", "smollm3.Q4_0", "olmo2.BF16", "qwen2.F16",
-    "gemma2", "stablelm", "moe", "granite", "llama-yarn", "llama-linear", "phi3-long",
+    "gemma2", "stablelm", "moe", "granite", "llama-yarn", "llama-linear", "phi3-long", "llama, adapted",
 )  # fmt: skip
+ADAPTED = ", adapted"  # the model with an adapter
 UNTOLD = re.compile(
     r"\bNone\b|\bnan\b|\binf times|(node|leaf)_\d|\bin ;|  |\bof ,|^\s|\s$|\(\)|,,|\{|(\b\w+ \d+) should be \2\b"
     r"|\b(is|are|comes?|count) 1 times|times 0\b"
@@ -72,9 +74,11 @@ def graph_of(small_model, random_model, tmp_path_factory):
 
     def get(name: str) -> tuple[GraphModel, Trace]:
         if name not in kept:
-            path = random_model(name) if name in NAMES else small_model(name, "F16")
+            path = random_model(name) if name in NAMES else small_model(name.removesuffix(ADAPTED), "F16")
             output = tmp_path_factory.mktemp("graph") / "b.safetensors"
-            model, _ = by_its_graph(path, text_request(ModelFile(path), Run(tokens=TOKENS, patterns=("embd",)), output))
+            run = with_adapter(path, output.parent) if name.endswith(ADAPTED) else Run()
+            run = replace(run, tokens=TOKENS, patterns=("embd",))
+            model, _ = by_its_graph(path, text_request(ModelFile(path, settings=run.settings), run, output))
             kept[name] = model, record(model.engine, TOKENS, "right")
         return kept[name]
 
