@@ -95,7 +95,7 @@ class Slice:
         return None
 
     def tokenizer(self, folder: Path) -> CheckpointTokenizer | None:
-        """The tokenizer of a checkpoint's folder, to be compared with a file's."""
+        """The tokenizer of a checkpoint's folder, or of another file, to be compared with a file's."""
         return None
 
     def half_sums(self) -> SumsInHalf | None:

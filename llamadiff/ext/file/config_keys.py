@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -11,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.file.lacking import DEFAULT_BASE, assumed, same
 from llamadiff.result.oddity import Oddity
 from llamadiff.trace.stated import brief
 
 Array = NDArray[Any]
-DEFAULT_BASE = 10000.0
 MAX_HEAD = 1 << 16
 HUGE = 1e30  # beyond which no hyper-parameter is a number
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192  # Llama 3's scaling, where config.json leaves a part of it out
@@ -56,16 +55,6 @@ CAUSES = {
     "attention.head_count_kv": "head-count",
 }  # fmt: skip
 FIXED: Mapping[str, Mapping[str, Any]] = {"qwen3moe": {"norm_topk_prob": True}}  # that no key of a file can say
-ASSUMED: Mapping[str, Any] = {  # by llama.cpp, where a file does not say it
-    "rope.freq_base": DEFAULT_BASE, "rope.freq_base_swa": DEFAULT_BASE, "rope.scaling.type": "none",
-    "rope.scaling.factor": 1.0, "attention.sliding_window": 0, "use_parallel_residual": True,
-    "attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0, "expert_count": 0, "ssm.group_count": 1,
-}  # fmt: skip
-ASSUMED_OF: Mapping[str, Mapping[str, Any]] = {
-    "gemma2": {
-        "attention.sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
-    },
-}  # fmt: skip
 UNIMPORTANT = ("context_length", "expert_feed_forward_length")  # nothing is computed from them at short prompts
 
 
@@ -189,13 +178,13 @@ def metadata_oddities(model: ModelFile, stated: Stated, config: Mapping[str, Any
         certain = key not in UNIMPORTANT
         if found is not None:
             values = found if isinstance(found, list) else [found]
-            if not all(_same(value, wanted) for value in values):
+            if not all(same(value, wanted) for value in values):
                 yield Oddity(where, f"is {_short(found)}; config.json has {name} = {_short(wanted)}",
                              CAUSES.get(key, "metadata"), certain)  # fmt: skip
             continue
-        assumed = _assumed(key, model, stated)
-        if assumed is not None and not _same(assumed, wanted):
-            says = f"is not in the file: llama.cpp assumes {_short(assumed)}; config.json has {name} = {_short(wanted)}"
+        taken = assumed(model, key)
+        if taken is not None and not same(taken, wanted):
+            says = f"is not in the file: llama.cpp takes {_short(taken)}; config.json has {name} = {_short(wanted)}"
             yield Oddity(where, says, CAUSES.get(key, "metadata"), certain)
     yield from _vocabulary(model, config)
     for name, only in FIXED.get(model.architecture, {}).items():
@@ -205,17 +194,6 @@ def metadata_oddities(model: ModelFile, stated: Stated, config: Mapping[str, Any
             yield Oddity(f"config.json: {name}", says, "fixed")
 
 
-def _assumed(key: str, model: ModelFile, stated: Stated) -> Any:
-    """What llama.cpp takes for a key that is not there; None if nothing is computed from it, or it refuses the file."""
-    heads, embd = (stated.number(key) for key in ("attention.head_count", "embedding_length"))
-    made: Mapping[str, Callable[[], Any]] = {
-        "attention.head_count_kv": lambda: heads, "attention.key_length": lambda: embd // max(heads, 1),
-        "attention.value_length": lambda: embd // max(heads, 1),
-        "rope.dimension_count": lambda: model.hyper_parameter("attention.key_length") or embd // max(heads, 1),
-    }  # fmt: skip
-    return made[key]() if key in made else {**ASSUMED, **ASSUMED_OF.get(model.architecture, {})}.get(key)
-
-
 def _vocabulary(model: ModelFile, config: Mapping[str, Any]) -> Iterator[Oddity]:
     """The number of tokens; some converters pad it, or leave out what the tokenizer does not have."""
     wanted = _of_text(config).get("vocab_size")
@@ -223,12 +201,6 @@ def _vocabulary(model: ModelFile, config: Mapping[str, Any]) -> Iterator[Oddity]
     if _is_count(wanted) and isinstance(tokens, list) and len(tokens) != wanted:
         says = f"has {len(tokens)} entries; config.json has vocab_size = {wanted}"
         yield Oddity("tokenizer.ggml.tokens", says, "vocabulary", certain=False)
-
-
-def _same(value: Any, wanted: Any) -> bool:
-    if _is_number(value) and _is_number(wanted):
-        return math.isclose(value, wanted, rel_tol=1e-6)
-    return bool(value == wanted)
 
 
 def _short(value: Any) -> str:

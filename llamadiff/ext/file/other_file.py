@@ -9,9 +9,13 @@ from pathlib import Path
 import numpy as np
 from llamaref.file_kind import other_kind
 
+from llamadiff import plugins
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.file.against import OtherSide, label_of
+from llamadiff.ext.file.alone import refusal
+from llamadiff.ext.file.config_keys import CAUSES
 from llamadiff.ext.file.explain import Guess, explained
+from llamadiff.ext.file.lacking import lacking, told
 from llamadiff.ext.file.pairs import SCALED, Measured, Pair, in_file, with_lacking_scale
 from llamadiff.ext.file.statistics import gguf_decoder
 from llamadiff.ext.file.views import Mapped, Shaped, Transposed
@@ -20,6 +24,7 @@ from llamadiff.result.oddity import Oddity
 from llamadiff.system.errors import UserError
 
 IGNORED = ("GGUF.", "general.", "split.", "quantize.")  # keys that say nothing of what the model computes
+TOKENIZER, TEMPLATE = "tokenizer.", "tokenizer.chat_template"  # keys that the slice of tokenizers compares
 MOST = 200  # characters of a value that are told
 
 
@@ -27,8 +32,11 @@ class OtherFile(OtherSide):
     """A GGUF file that should hold the same model. Raises UserError if it is of another one."""
 
     def __init__(self, model: ModelFile, path: str | Path) -> None:
-        self.model, self.label = model, label_of(path)
-        self.other = ModelFile(path)
+        self.model, self.other = model, ModelFile(path)
+        self.label, self.own = label_of(path), label_of(model.path)
+        if self.label == self.own:
+            self.label, self.own = f"{path}", f"{model.path}"
+        self.tokenizer = plugins.ask_first(lambda each: each.tokenizer(Path(path)))
         self._check_same()
 
     def _check_same(self) -> None:
@@ -102,14 +110,29 @@ class OtherFile(OtherSide):
     def _metadata(self) -> Iterator[Oddity]:
         """Keys that both have and that say other things, and those that one has alone."""
         ours, theirs = self.model.weights.fields, self.other.weights.fields
-        for key in sorted(ours.keys() & theirs.keys()):
+        both, one = ours.keys() & theirs.keys(), ours.keys() ^ theirs.keys()
+        if self.tokenizer is not None:
+            both = {key for key in both if not key.startswith(TEMPLATE)}
+            one = {key for key in one if not key.startswith(TOKENIZER)}
+        for key in sorted(both):
             if not key.startswith(IGNORED) and ours[key] != theirs[key]:
                 yield Oddity(key, _apart(ours[key], theirs[key], self.label), "metadata")
-        for key in sorted(ours.keys() ^ theirs.keys()):
+        for key in sorted(one):
             if not key.startswith(IGNORED):
-                where = self.label if key in ours else "this file"
-                value = ours.get(key, theirs.get(key))
-                yield Oddity(key, f"is not in {where}; the other says {_told(value)}", "metadata", certain=False)
+                yield from self._lacking(key)
+        yield from self.tokenizer.oddities(self.model) if self.tokenizer is not None else ()
+
+    def _lacking(self, key: str) -> Iterator[Oddity]:
+        """A key that one file has alone; nothing where llama.cpp takes the same without it."""
+        ours, theirs = (self.own, self.model), (self.label, self.other)
+        (name, file), (other, has) = (theirs, ours) if key in self.model.weights.fields else (ours, theirs)
+        value = has.weights.fields[key]
+        found = lacking(file, key, value, lambda: refusal(file) is not None)
+        if found.decides:
+            says = f"is not in {name}: {found.takes}; {other} has {told(key, value)}; convert {name} again"
+            yield Oddity(key, says, CAUSES.get(key.removeprefix(f"{file.architecture}."), "metadata"))
+        elif found.decides is None:
+            yield Oddity(key, f"is not in {name}; {other} has {told(key, value)}", "metadata", certain=False)
 
     def explain(self, measured: Measured) -> Oddity:
         pair = measured.pair
@@ -145,5 +168,5 @@ def _apart(ours: object, theirs: object, label: str) -> str:
 
 
 def _told(value: object) -> str:
-    text = f"{value:.7g}" if isinstance(value, float) else repr(value)
+    text = f"{value:.7g}" if isinstance(value, float) else f"'{value}'" if isinstance(value, str) else repr(value)
     return text if len(text) <= MOST else text[:MOST] + "..."

@@ -27,8 +27,9 @@ class Prompt(Slice):
 
     def tokenizer(self, folder: Path) -> CheckpointTokenizer:
         from llamadiff.ext.prompt.tokens.of_checkpoint import open_tokenizers
+        from llamadiff.ext.prompt.tokens.of_file import FileTokenizer
 
-        return open_tokenizers(folder)
+        return FileTokenizer(folder) if folder.is_file() else open_tokenizers(folder)
 
     def chat_template(self) -> Callable[[ModelFile, str], str]:
         from llamadiff.ext.prompt.chat_template import render

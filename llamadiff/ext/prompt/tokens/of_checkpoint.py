@@ -14,9 +14,11 @@ import numpy as np
 from llamaref import ModelError
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.prompt.templates.apart import template_oddities, templates_in
 from llamadiff.ext.prompt.tokenizer import CONTROL, NORMAL, USER_DEFINED, Tokenizer, as_original, rules_of
 from llamadiff.ext.prompt.tokens.changes import Ids
 from llamadiff.ext.prompt.tokens.explain import explain
+from llamadiff.ext.prompt.tokens.lacking import lacking
 from llamadiff.ext.prompt.tokens.sentencepiece import kind_of, metadata_of, spaced
 from llamadiff.ext.prompt.tokens.sides import Side, by_tokenizers, independent, llama_cpp
 from llamadiff.ext.prompt.tokens.smallest import smallest
@@ -49,8 +51,11 @@ class Tokenizers:
     pieces: Mapping[str, Any] = field(default_factory=dict)
 
     def oddities(self, model: ModelFile) -> Iterator[Oddity]:
-        """Where the tables and flags of the file are not the checkpoint's."""
-        return tokenizer_oddities(model, self)
+        """Where the tables, flags and chat templates of the file are not the checkpoint's."""
+        yield from tokenizer_oddities(model, self)
+        wanted = templates_in(self.path.parent, self.config)
+        fix = f"convert {model.path.name} again"
+        yield from template_oddities(model.weights.fields, "the file", wanted, "the checkpoint", fix)
 
     def ids(self, model: ModelFile) -> Sequence[Oddity | str]:
         """What asking both tokenizers comes to."""
@@ -195,15 +200,13 @@ def tokenizer_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Odd
 
 def _special_id(model: ModelFile, kind: str, wanted: int | None) -> Iterator[Oddity]:
     """Where llama.cpp takes another token for this than the checkpoint: by the file, or for want of a key in it."""
-    found, here = model.special_id(kind), "is {}"
-    if found is None:
-        with suppress(ModelError):
-            rules = rules_of(model.weights.fields)
-            found = rules.eos if kind == "eos" else rules.bos if rules.add_bos else wanted  # unless it is put nowhere
-            here = "is not in the file, and llama.cpp takes {}"
-    if wanted is not None and wanted != found:
-        says = f"{here.format(found)}; the checkpoint's {kind.upper()} token is {wanted}"
-        yield Oddity(f"tokenizer.ggml.{kind}_token_id", says, f"{kind}-id")
+    found, key = model.special_id(kind), f"tokenizer.ggml.{kind}_token_id"
+    if wanted is None or wanted == found:
+        return
+    decides, takes = lacking(model.weights.fields, key, wanted) if found is None else (True, "")
+    if decides:
+        here = f"is {found}" if found is not None else f"is not in the file: {takes}"
+        yield Oddity(key, f"{here}; the checkpoint's {kind.upper()} token is {wanted}", f"{kind}-id")
 
 
 def _tables(tokens: Sequence[Any], tokenizers: Tokenizers, is_word_piece: bool) -> Iterator[Oddity]:
@@ -296,7 +299,7 @@ def _bos(model: ModelFile, tokenizers: Tokenizers, found: bool | None) -> Iterat
     wanted = tokenizers.adds_bos()
     if wanted is not None and wanted != found:
         stated = model.weights.fields.get("tokenizer.ggml.add_bos_token")
-        here = f"is {stated}" if stated is not None else f"is not in the file, and llama.cpp assumes {found}"
+        here = f"is {stated}" if stated is not None else f"is not in the file: llama.cpp takes {found}"
         yield Oddity("tokenizer.ggml.add_bos_token", f"{here}; the checkpoint's tokenizer says {wanted}", "bos-flag")
 
 

@@ -32,7 +32,7 @@ BLAMED = {
     ("llama", "head-count"): "the file's blk.0.attn_k.weight: is permuted with 8 heads; the model has 2",
     ("llama", "permutation-missing"): "the file's blk.0.attn_q.weight: is not permuted",
     ("qwen2", "gate-up-swapped"): "the file's blk.0.ffn_gate.weight: gate and up are swapped",
-    ("qwen2", "rope-base"): "the file's qwen2.rope.freq_base: is not in the file: llama.cpp assumes 10000",
+    ("qwen2", "rope-base"): "the file's qwen2.rope.freq_base: is not in the file: llama.cpp takes 10000",
     ("qwen3", "epsilon"): "the file's qwen3.attention.layer_norm_rms_epsilon: is 0.001",
     ("llama", "rope-scaling"): "the file's rope_freqs.weight: is missing",
     ("qwen3moe", "expert-order"): "the file's blk.0.ffn_gate_exps.weight: the experts are in another order",

@@ -410,7 +410,7 @@ def test_the_checkpoint_s_tokenizer_is_the_truth(tmp_path, changed, config, says
         (None, {}, ""),
         (None, {"eos_token": BYTES[11]}, ""),  # which llama.cpp takes
         (None, {"eos_token": "<|endoftext|>"},
-         "is not in the file, and llama.cpp takes 11; the checkpoint's EOS token is 267"),
+         "is not in the file: llama.cpp takes 11; the checkpoint's EOS token is 267"),
         (7, {"eos_token": "<|endoftext|>"}, "is 7; the checkpoint's EOS token is 267"),
     ],
 )  # fmt: skip
