@@ -74,7 +74,10 @@ MISTAKES = {  # what is other in tokenizer.model, the key that is named, and wha
     "score": ("tokenizer.ggml.scores", "token 300 has -41; tokenizer.model has -7"),
     "text": ("tokenizer.ggml.tokens", "(2 of 32000 are other)"),
     "special": ("tokenizer.ggml.token_type", "token 300 'et' is special in tokenizer.model, normal here"),
-    "prefix": ("tokenizer.ggml.add_space_prefix", "is not in the file; tokenizer.model's is False"),
+    "prefix": (
+        "tokenizer.ggml.add_space_prefix",
+        "is not in the file: llama.cpp takes True; tokenizer.model's is False",
+    ),
     "bos": ("tokenizer.ggml.bos_token_id", "is 1; the checkpoint's BOS token is 5"),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -255,16 +255,16 @@ def _of_bpe(rules: Rules) -> Iterator[Change]:
     if rules.ignore_merges:
         says, fix = "merges words that are tokens themselves", "take such a word whole: ignore_merges"
     yield Change("ignore-merges", says, fix, {"ignore_merges": not rules.ignore_merges})
-    key, own = "tokenizer.ggml.pre", PRE_TOKENIZERS[rules.pre]
-    seen = {own.patterns}
-    for name, pre in PRE_TOKENIZERS.items():
-        if pre.patterns not in seen and pre.byte_level == own.byte_level:
-            seen.add(pre.patterns)
-            yield Change("pre-tokenizer", f"cuts text into words as {name!r} does, where the file says {rules.pre!r}",
-                         f"use the expressions of {rules.pre!r}", {"pre": name}, stated=(key, name))  # fmt: skip
+    own = PRE_TOKENIZERS[rules.pre].patterns
+    seen = {own}
+    for change in pre_tokenizers(rules, PRE_TOKENIZERS):
+        patterns = PRE_TOKENIZERS[change.rules["pre"]].patterns
+        if patterns not in seen:
+            seen.add(patterns)
+            yield change
     for swap, table in ((str.replace, _MUTATIONS), (_with_class, _CLASSES)):
         for found, instead, says, fix in table:
-            patterns = tuple(filter(None, (swap(each, found, instead) for each in own.patterns)))
+            patterns = tuple(filter(None, (swap(each, found, instead) for each in own)))
             if patterns not in seen:
                 seen.add(patterns)
                 yield Change("expression", says, fix, {"patterns": patterns})
@@ -274,6 +274,17 @@ def _of_bpe(rules: Rules) -> Iterator[Change]:
     if rules.byte_level:
         yield Change("characters", "merges characters, where this vocabulary is of bytes",
                      "write each byte as GPT-2's character first", {"byte_level": False})  # fmt: skip
+
+
+def pre_tokenizers(rules: Rules, names: Iterable[str]) -> Iterator[Change]:
+    """Other expressions than the file's own, by their names."""
+    own = PRE_TOKENIZERS[rules.pre]
+    for name in names:
+        pre = PRE_TOKENIZERS[name]
+        if rules.kind == "bpe" and pre.patterns != own.patterns and pre.byte_level == own.byte_level:
+            yield Change("pre-tokenizer", f"cuts text into words as {name!r} does, where the file says {rules.pre!r}",
+                         f"use the expressions of {rules.pre!r}", {"pre": name},
+                         stated=("tokenizer.ggml.pre", name))  # fmt: skip
 
 
 def _with_class(pattern: str, found: str, instead: str) -> str:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from llamaref import ModelError
 
 from llamadiff.ext.prompt.tokenizer import Tokenizer, as_original
-from llamadiff.ext.prompt.tokens.changes import Change, Encode, Ids, Pair, changed, changes_of, own_changes
+from llamadiff.ext.prompt.tokens.changes import (
+    Change,
+    Encode,
+    Ids,
+    Pair,
+    changed,
+    changes_of,
+    own_changes,
+    pre_tokenizers,
+)
 
 TRIED = 64  # of the texts that part, and of the others: those on which each change is tried first
 MOST = 3  # mistakes at once
@@ -74,19 +83,25 @@ def _common(one: Ids, other: Ids) -> float:
 
 
 def explain(
-    tokenizer: Tokenizer, texts: Sequence[str], found: Sequence[Ids | None], right: Sequence[Ids | None]
-) -> Explanation | None:
+    tokenizer: Tokenizer, texts: Sequence[str], found: Sequence[Ids | None], right: Sequence[Ids | None],
+    stated: Collection[str] = (),
+) -> Explanation | None:  # fmt: skip
     """What gives a candidate's ``found``: one change, or up to three; None where nothing known gives nearly all.
 
-    ``tokenizer``: as llama.cpp reads the file; ``right``: its ids.
+    ``tokenizer``: as llama.cpp reads the file; ``right``: its ids. ``stated``: pre-tokenizers whose expressions the
+    candidate states, which are tried before others that give the same ids.
     """
     seen, rules = _Seen(texts, found, right), tokenizer.rules
-    changes = [*changes_of(tokenizer, seen.parted)]
+    changes, named = [*changes_of(tokenizer, seen.parted)], [*pre_tokenizers(rules, stated)]
+    for change in named:
+        original = as_original(replace(rules, **change.rules))
+        if any(_alone(tokenizer.with_rules(original), [change], seen)):
+            return Explanation((change,))
     for base in (tokenizer, tokenizer.with_rules(as_original(rules))):
         alone = tuple(_alone(base, changes, seen))
         if alone:
             return Explanation(alone[:1], alone[1:])
-    return _several(tokenizer, seen)
+    return _several(tokenizer, seen, named)
 
 
 def _alone(base: Tokenizer, changes: Sequence[Change], seen: _Seen) -> Iterator[Change]:
@@ -102,11 +117,16 @@ def _alone(base: Tokenizer, changes: Sequence[Change], seen: _Seen) -> Iterator[
                     return
 
 
-def _several(tokenizer: Tokenizer, seen: _Seen) -> Explanation | None:
-    """The change that comes nearest, then the one that does of the texts that it leaves, until all is explained."""
+def _several(tokenizer: Tokenizer, seen: _Seen, named: Sequence[Change]) -> Explanation | None:
+    """The change that comes nearest, then the one that does of the texts that it leaves, until all is explained;
+    ``named`` are tried first.
+    """
     taken: list[Change] = []
     left = [seen.numbers]  # of none, one, two ... of what is taken: the texts that it leaves
-    while sum(not change.own for change in taken) < MOST and (change := _nearest(tokenizer, taken, seen)) is not None:
+    while (
+        sum(not change.own for change in taken) < MOST
+        and (change := _nearest(tokenizer, taken, seen, named)) is not None
+    ):
         taken.append(change)
         encode = changed(tokenizer, taken)
         seen = _Seen(seen.texts, seen.found, [encode(text) for text in seen.texts])
@@ -120,10 +140,10 @@ def _several(tokenizer: Tokenizer, seen: _Seen) -> Explanation | None:
     return Explanation(kept, left=tuple(left[-1])) if is_nearly_all and not all(c.own for c in kept) else None
 
 
-def _nearest(tokenizer: Tokenizer, taken: Sequence[Change], seen: _Seen) -> Change | None:
+def _nearest(tokenizer: Tokenizer, taken: Sequence[Change], seen: _Seen, named: Sequence[Change]) -> Change | None:
     """The change that, beside those ``taken``, gives the ids of the most texts; None where none gives more."""
     best, nearest = seen.score(changed(tokenizer, taken)), None
-    for change in (*own_changes(tokenizer.rules), *changes_of(tokenizer, seen.parted)):
+    for change in (*named, *own_changes(tokenizer.rules), *changes_of(tokenizer, seen.parted)):
         if any(change.rules.keys() & other.rules.keys() or change.name == other.name for other in taken):
             continue
         with suppress(ModelError):

@@ -15,7 +15,16 @@ from llamaref import ModelError
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.prompt.templates.apart import template_oddities, templates_in
-from llamadiff.ext.prompt.tokenizer import CONTROL, NORMAL, USER_DEFINED, Tokenizer, as_original, rules_of
+from llamadiff.ext.prompt.tokenizer import (
+    CONTROL,
+    NORMAL,
+    PRE_TOKENIZERS,
+    USER_DEFINED,
+    Tokenizer,
+    as_original,
+    rules_of,
+)
+from llamadiff.ext.prompt.tokenizer.pre_tokenizers import GPT2
 from llamadiff.ext.prompt.tokens.changes import Ids
 from llamadiff.ext.prompt.tokens.explain import explain
 from llamadiff.ext.prompt.tokens.lacking import lacking
@@ -94,6 +103,14 @@ class Tokenizers:
             words = dict(enumerate(self.pieces["tokenizer.ggml.tokens"]))
         return words | {i: token["content"] for i, token in self.added.items()}
 
+    @property
+    def pre_tokenizers(self) -> tuple[str, ...]:
+        """llama.cpp's names of those that have the expressions of tokenizer.json, and its normalization."""
+        own, normalizer = tuple(_expressions(self.data.get("pre_tokenizer"))), self.data.get("normalizer")
+        form = normalizer.get("type") if isinstance(normalizer, dict) else None
+        same = [name for name, pre in PRE_TOKENIZERS.items() if own in (pre.original, pre.patterns)]
+        return tuple(name for name in same if PRE_TOKENIZERS[name].normalization == form) or tuple(same)
+
     def special_id(self, kind: str) -> int | None:
         """The id of the bos or eos token that tokenizer_config.json names, or tokenizer.model."""
         named = self.config.get(f"{kind}_token")
@@ -114,6 +131,20 @@ class Tokenizers:
             return None
         first = template[0].get("SpecialToken") if template and isinstance(template[0], dict) else None
         return isinstance(first, dict) and first.get("id") == text
+
+
+def _expressions(pre_tokenizer: Any) -> Iterator[str]:
+    """How tokenizer.json cuts a text into words, one expression after the other."""
+    if not isinstance(pre_tokenizer, dict):
+        return
+    inner, pattern = pre_tokenizer.get("pretokenizers"), pre_tokenizer.get("pattern")
+    for each in inner if isinstance(inner, list) else ():
+        yield from _expressions(each) if isinstance(each, dict) and "pretokenizers" not in each else ()
+    expression = pattern.get("Regex") if isinstance(pattern, dict) else None
+    if isinstance(expression, str):
+        yield expression
+    if pre_tokenizer.get("type") == "ByteLevel" and pre_tokenizer.get("use_regex", True):
+        yield GPT2
 
 
 def _template(processor: Any) -> list[Any] | None:
@@ -176,7 +207,8 @@ def original_of(path: Path) -> Side:
     def ids(texts: Sequence[str]) -> list[Ids | None]:
         return [begin + each[start : len(each) - stop] + end for each in side.ids(texts) if each is not None]
 
-    return replace(side, ids=ids, original=lambda model: tokenizer_oddities(model, tokenizers))
+    original = lambda model: tokenizer_oddities(model, tokenizers)  # noqa: E731
+    return replace(side, ids=ids, original=original, pre_tokenizers=tokenizers.pre_tokenizers)
 
 
 def _end(tokenizers: Tokenizers, kind: str, library: Ids) -> tuple[Ids, int]:
@@ -274,7 +306,7 @@ def ids_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity | 
             apart = [n for n in range(len(texts)) if found[n] != ours[n]]
             if apart:
                 both = lambda text: (theirs.ids(text), vocabulary.plain_ids(text))  # noqa: E731
-                yield _apart(fields, texts, found, ours, both, tokenizers.path.name)
+                yield _apart(fields, texts, found, ours, both, tokenizers)
     except (UserError, ModelError) as error:
         yield f"ids of the two tokenizers were not compared: {error}"
 
@@ -305,13 +337,13 @@ def _bos(model: ModelFile, tokenizers: Tokenizers, found: bool | None) -> Iterat
 
 def _apart(
     fields: Mapping[str, Any], texts: Sequence[str], theirs: Sequence[Ids | None], ours: Sequence[Ids | None],
-    both: Callable[[Sequence[str]], tuple[Sequence[Ids | None], Sequence[Ids | None]]], name: str,
+    both: Callable[[Sequence[str]], tuple[Sequence[Ids | None], Sequence[Ids | None]]], tokenizers: Tokenizers,
 ) -> Oddity | str:  # fmt: skip
     """Why the two part, at the key that says it wrong if there is one, with the smallest text that shows it."""
-    explanation, original = None, None
+    explanation, original, name = None, None, tokenizers.path.name
     with suppress(ModelError):
         tokenizer = Tokenizer(fields, replace(rules_of(fields), add_bos=False, add_eos=False))
-        explanation = explain(tokenizer, texts, theirs, ours)
+        explanation = explain(tokenizer, texts, theirs, ours, tokenizers.pre_tokenizers)
         original = tokenizer.with_rules(as_original(tokenizer.rules))
     if explanation is not None and not explanation.mistakes:
         ways = "; ".join(change.says for change in explanation.changes)
@@ -342,5 +374,5 @@ def _apart(
 def stated_otherwise(fields: Mapping[str, Any], stated: tuple[str, Any], name: str) -> Oddity:
     """A key that has another value than the one with which llama.cpp would give the ids of the tokenizer ``name``."""
     key, value = stated
-    found = repr(fields[key]) if key in fields else "not in the file"
-    return Oddity(key, f"is {found}; {name}'s is {value!r}", "token-ids")
+    here = f"is {fields[key]!r}" if key in fields else f"is not in the file: {lacking(fields, key, value)[1]}"
+    return Oddity(key, f"{here}; {name}'s is {value!r}", "token-ids")

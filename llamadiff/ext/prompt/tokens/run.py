@@ -192,7 +192,8 @@ class _Sides:
         explanation = None
         if parted and self.third is not None:
             self.progress("trying what may be wrong")
-            explanation = explain(self.third, self.texts, self.found, self.right)
+            stated = self.other.pre_tokenizers if self.other is not None else ()
+            explanation = explain(self.third, self.texts, self.found, self.right, stated)
             if explanation is not None and not explanation.mistakes:  # some of llama.cpp's ways, some of the model's
                 own, parted = own | {*parted}, []
         wrong, verdict = self._wrong(parted, doubted, own)

@@ -35,13 +35,15 @@ class Side:
     """A tokenizer, and what it is called in a sentence.
 
     ``takes_bytes``: a text may be invalid UTF-8, as PEP 383 has it. ``original``: of the tokenizer that the model was
-    made with, which is right by definition: what a file's tables and flags have that are not its.
+    made with, which is right by definition: what a file's tables and flags have that are not its; ``pre_tokenizers``:
+    llama.cpp's names of the expressions that it states.
     """
 
     name: str
     ids: Asked
     takes_bytes: bool = False
     original: Callable[[ModelFile], Iterator[Oddity]] | None = None
+    pre_tokenizers: tuple[str, ...] = ()
 
 
 class LlamaCpp:

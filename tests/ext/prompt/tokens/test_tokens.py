@@ -339,24 +339,29 @@ def test_what_takes_too_long_is_left_large():
 
 def written_tokenizer(path: Path, folder: Path, pre: str) -> Path:
     """A tokenizer.json of a byte-level BPE file's tables, which cuts words by the expressions of ``pre``."""
-    from tokenizers import Regex, models, pre_tokenizers
+    from tokenizers import Regex, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Theirs
 
     fields = Weights(path).fields
     tokens = fields["tokenizer.ggml.tokens"]
     merges = [tuple(line.split(" ", 1)) for line in fields["tokenizer.ggml.merges"]]
     theirs = Theirs(models.BPE({token: n for n, token in enumerate(tokens)}, merges))
-    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in PRE_TOKENIZERS[pre].patterns]
+    splits = [
+        pre_tokenizers.Split(Regex(each), "isolated")
+        for each in PRE_TOKENIZERS[pre].original or PRE_TOKENIZERS[pre].patterns
+    ]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     theirs.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
     theirs.add_special_tokens(["<|endoftext|>"])
     folder.mkdir()
+    if PRE_TOKENIZERS[pre].normalization is not None:
+        theirs.normalizer = normalizers.NFC()
     theirs.save(str(folder / "tokenizer.json"))
     return folder
 
 
 @needs("tokenizers")
-@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "starcoder", "llama-bpe"])
+@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "megrez", "command-r", "starcoder", "llama-bpe"])
 def test_a_file_s_wrong_pre_tokenizer_is_named_with_the_right_one(vocabulary, tmp_path, pre, monkeypatch):
     monkeypatch.setattr("llamadiff.ext.prompt.tokens.of_checkpoint.TEXTS", 1000)
     folder = written_tokenizer(vocabulary("gpt-2"), tmp_path / "checkpoint", pre)
@@ -368,7 +373,9 @@ def test_a_file_s_wrong_pre_tokenizer_is_named_with_the_right_one(vocabulary, tm
     (oddity,) = oddities
     assert oddity.where == "tokenizer.ggml.pre"
     named = oddity.says.partition("tokenizer.json's is '")[2].partition("'")[0]
-    assert PRE_TOKENIZERS[named].patterns == PRE_TOKENIZERS[pre].patterns
+    assert (PRE_TOKENIZERS[named].patterns, PRE_TOKENIZERS[named].normalization) == (
+        PRE_TOKENIZERS[pre].patterns, PRE_TOKENIZERS[pre].normalization
+    )  # fmt: skip
 
 
 @needs("tokenizers")
@@ -381,7 +388,7 @@ def test_a_file_s_wrong_pre_tokenizer_is_named_with_the_right_one(vocabulary, tm
         ({"pre": "qwen2"}, {}, "tokenizer.ggml.pre is 'qwen2'; tokenizer.json's is '"),
         ({"add_bos_token": True}, {}, "tokenizer.ggml.add_bos_token is True; tokenizer.json's is False"),
         ({}, {"add_bos_token": True, "bos_token": "<|endoftext|>"},
-         "tokenizer.ggml.add_bos_token is not in the file; tokenizer.json's is True"),
+         "tokenizer.ggml.add_bos_token is not in the file: llama.cpp takes False; tokenizer.json's is True"),
         ({"tokens": "exchanged"}, {}, "tokenizer.ggml.tokens token 104 is "),
     ],
 )  # fmt: skip
