@@ -20,6 +20,8 @@ from llamadiff.trace.stated import parse_json, reason
 
 PATIENCE = 60.0  # seconds that one answer may take
 MAX_LINE = 1 << 22  # bytes of an answer
+IN_FOLDERS = ("tokenizer.json", "chat_template.jinja")  # of a checkpoint, that may be given
+PIECES = ".model"
 AHEAD = 4096  # answers that wait to be read
 
 
@@ -96,11 +98,25 @@ class Talker:
 def talking(spec: str, patience: float = PATIENCE) -> Iterator[Talker]:
     """A command, open until the end of this; its words are cut as those of ``cmd:``. Raises UserError."""
     words = words_of(spec)
+    for path in (Path(spec), Path(words[0])):
+        _refuse(path)
     with ExitStack() as stack:
         log = Path(stack.enter_context(scratch_directory())) / "log"
         output = stack.enter_context(log.open("wb"))
         command = stack.enter_context(supervise(words, {"stdin": PIPE, "stdout": PIPE, "stderr": output}))
         yield Talker(words[0], command, log, patience)
+
+
+def _refuse(path: Path) -> None:
+    """Raise UserError for a part of a checkpoint that cannot be run, with what to give instead."""
+    folder = path if path.is_dir() else path.parent
+    weights = f"for a file against its checkpoint: llamadiff weights MODEL.gguf {folder}"
+    if path.is_dir():
+        found = [str(path / name) for name in IN_FOLDERS if (path / name).is_file()]
+        give = f"give {' or '.join(found)}" if found else weights
+        raise UserError(f"{path}: is a directory, no command; {give}")
+    if path.name.endswith(PIECES) and path.is_file():
+        raise UserError(f"{path}: is SentencePiece's model, no command; {weights}")
 
 
 def _short(text: str) -> str:

@@ -78,3 +78,21 @@ def test_it_ends_with_whoever_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert processes_of(tmp_path, "sleep infinity")
         assert processes_of(tmp_path, "engine.py")
     eventually(lambda: not processes_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("tokenizer.json", ".", "is a directory, no command; give {0}/tokenizer.json"),
+        ("chat_template.jinja", ".", "is a directory, no command; give {0}/chat_template.jinja"),
+        ("tokenizer.model", ".", "is a directory, no command; for a file against its checkpoint: llamadiff weights "
+         "MODEL.gguf {0}"),
+        ("tokenizer.model", "tokenizer.model", "is SentencePiece's model, no command; for a file against its "
+         "checkpoint: llamadiff weights MODEL.gguf {0}"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_is_no_command(tmp_path: Path, name: str, given: str, says: str) -> None:
+    (tmp_path / name).write_text("{}", "utf-8")
+    with pytest.raises(UserError) as caught, talking(str(tmp_path / given)):
+        pass
+    assert str(caught.value) == f"{tmp_path / given}: {says.format(tmp_path)}"
