@@ -18,6 +18,7 @@ from llamadiff.ext.file.other_file import OtherFile
 from llamadiff.ext.loss import words as said
 from llamadiff.ext.loss.finding_out import Passed, loss_of
 from llamadiff.ext.loss.result import Loss
+from llamadiff.ext.loss.usual import file_type
 from llamadiff.judge.run import run_passes
 from llamadiff.judge.verdict import WRONG
 from llamadiff.llamacpp.child import Child
@@ -25,6 +26,7 @@ from llamadiff.result.comparison import Comparison
 from llamadiff.result.message import Message
 from llamadiff.result.oddity import Oddity
 from llamadiff.system.errors import UserError
+from llamadiff.trace import taps
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.by_original import Original
 from llamadiff.verbs.judging import judge
@@ -58,10 +60,13 @@ def compare_files(
     original = Original(sides.other, label, faults_of(report.findings, label))
     how = replace(how, partial=how.partial or run.is_partial)
     result = judge(sides.good, sides.baseline, sides.trace, how, original=original)
+    result = replace(result, model=good.describe())
+    if all(tap.name != taps.LOGITS for tap in sides.good.taps):
+        return _of_vectors(result, bad, how, started)
     with_good_weights = run_passes(sides.good, sides.baseline, sides.trace, how).findings
     passed = Passed(with_good_weights, sides.good.weight_names, sides.baseline.info.tokens, run.settings)
     loss = loss_of(good, bad, passed, _damaged(report.findings, bad), how)
-    result = replace(result, model=good.describe(), more={"loss": loss})
+    result = replace(result, more={"loss": loss})
     return replace(_told(result, loss), timing={**result.timing, "loss_s": time.perf_counter() - started})
 
 
@@ -111,6 +116,23 @@ def _both_run(good: ModelFile, bad: ModelFile, run: Run, how: How, folder: Path,
     named = {**trace.info.producer, "name": bad.path.name}
     info = replace(trace.info, producer=named, model={**trace.info.model, "sha256": None})
     return _Runs(opened, baseline, other, trace.under(info))
+
+
+def _of_vectors(result: Comparison, bad: ModelFile, how: How, started: float) -> Comparison:
+    """Of an encoder, which gives vectors and no logits: how far its last values are apart. Raises UserError where more
+    was asked for.
+    """
+    if how.costing.text is not None or how.costing.spend:
+        raise UserError(f"{bad.path}: {bad.architecture} is an encoder, without next tokens; leave out --text, --spend")
+    last = next((row for row in reversed(result.rows) if row.drift is not None), None)
+    line = said.of_vectors(file_type(bad), bad.architecture, last)
+    told = (
+        result.said.plus(line)
+        if result.verdict == WRONG
+        else Message(line, (result.said.headline, *result.said.clauses))
+    )
+    timing = {**result.timing, "loss_s": time.perf_counter() - started}
+    return replace(result, headline=told.headline, proof=told.clauses, next_steps=(), timing=timing)
 
 
 def _damaged(findings: Sequence[Oddity], bad: ModelFile) -> tuple[str, ...]:

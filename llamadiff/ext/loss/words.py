@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from llamadiff.ext.loss.result import OWN, SOURCE, Estimate, Loss, Restored, named
+from llamadiff.report.terminal.escape import tiny
+from llamadiff.result.rows import Row
 
 _FRACTIONS = (
     (0.95, "nearly all"), (0.71, "three quarters"), (0.585, "two thirds"), (0.42, "half"), (0.29, "a third"),
@@ -32,6 +34,16 @@ def _finding(loss: Loss, code_is_right: bool) -> str:
     if code_is_right:
         parts.append("nothing points to a bug" if loss.is_usual else "each tensor is as near as its type allows")
     return "; ".join(parts)
+
+
+def of_vectors(kind: str, architecture: str, last: Row | None) -> str:
+    """The finding of an encoder; ``last``: the last values that both files have."""
+    none = f"{architecture} is an encoder: there are no next tokens, and no KL"
+    if last is None or last.drift is None:
+        return none
+    if last.drift.nmse == 0:
+        return f"both files give the same vectors ({last.tap}): {kind} costs nothing here; {none}"
+    return f"{kind} moves the vectors ({last.tap}) by an NMSE of {tiny(last.drift.nmse)}; {none}"
 
 
 def clauses(loss: Loss) -> Iterator[str]:

@@ -15,6 +15,7 @@ import pytest
 from command import run as command
 from models.gguf_file import read_gguf, write_gguf
 from models.small import write_model
+from prose import bert
 
 import llamadiff
 from llamadiff.candidates.opening import open_candidate
@@ -322,6 +323,32 @@ def test_the_type_of_a_file_is_known_and_what_is_published_of_it():
     assert file_type(ModelFile(SMALL)) == "Q4_K_M"
     assert published("Q4_K_M") == (0.012686, 0.031273)
     assert published("F16") is None
+
+
+@pytest.mark.parametrize(("stated", "kind"), [(38, "MXFP4_MOE"), (15, "Q4_K_M"), (999, "F16"), (None, "F16")])
+def test_a_type_is_called_as_the_file_calls_it(tmp_path, stated, kind):
+    fields = {} if stated is None else {"general.file_type": stated}
+    path = write_gguf(tmp_path / "m.gguf", fields, {"output.weight": np.ones((2, 2), np.float16)})
+    assert file_type(ModelFile(path)) == kind
+
+
+def test_an_encoder_has_vectors_and_no_next_tokens(tmp_path):
+    bert.write_model(tmp_path / "good.gguf")
+    fields, tensors = read_gguf(tmp_path / "good.gguf")
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    small = {
+        name: (gguf.quants.quantize(values.astype(np.float32), q8), q8)
+        for name, (values, _) in tensors.items() if "ffn" in name and values.ndim == 2
+    }  # fmt: skip
+    other = write_gguf(tmp_path / "small.gguf", fields, tensors | small, "bert")
+    found = verbs.compare(tmp_path / "good.gguf", Run(tokens=(1, 5, 7)), str(other))
+    assert found.verdict in ("match", "noise")
+    assert re.match(
+        r"F16 moves the vectors \(result_embd\) by an NMSE of \S+; bert is an encoder: there", found.headline
+    )
+    assert "loss" not in found.more
+    with pytest.raises(UserError, match=r"bert is an encoder, without next tokens; leave out --text, --spend"):
+        verbs.compare(tmp_path / "good.gguf", Run(tokens=(1, 5)), str(other), How(costing=Costing(spend=1000)))
 
 
 def test_choosing_spends_where_a_byte_recovers_most(honest):
