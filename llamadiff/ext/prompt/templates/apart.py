@@ -20,7 +20,7 @@ CHATML = "llama.cpp takes ChatML for chats"
 
 
 @dataclass(frozen=True)
-class Parting:
+class TextParting:
     """The first character at which two templates part: its line, and what stands there in both."""
 
     line: int
@@ -32,14 +32,14 @@ class Parting:
         return f"parts at line {self.line}: `{self.ours}` in {own}, `{self.theirs}` in {other}"
 
 
-def parting(ours: str, theirs: str) -> Parting | None:
+def text_parting(ours: str, theirs: str) -> TextParting | None:
     """None where two templates are the same to Jinja, which drops one newline at the end."""
     ours, theirs = (text.replace("\r\n", "\n").removesuffix("\n") for text in (ours, theirs))
     if ours == theirs:
         return None
     shorter = min(len(ours), len(theirs))
     place = next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
-    return Parting(ours.count("\n", 0, place) + 1, _around(ours, place), _around(theirs, place))
+    return TextParting(ours.count("\n", 0, place) + 1, _around(ours, place), _around(theirs, place))
 
 
 def _around(text: str, place: int) -> str:
@@ -62,7 +62,7 @@ def template_oddities(
             takes = f": {CHATML}" if name == DEFAULT else ""
             yield Oddity(key, f"is not in {own}{takes}; {label} has one; {fix}", "chat-template", name == DEFAULT)
             continue
-        part = parting(found[name], theirs)
+        part = text_parting(found[name], theirs)
         if part is not None:
             yield Oddity(key, f"{part.says(own, label)}; {fix}", "chat-template")
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from llamadiff.ext.prompt.templates.apart import TextParting
 from llamadiff.ext.prompt.templates.conversations import Conversation
 from llamadiff.ext.prompt.templates.run import Parting, Place, Templates
 from llamadiff.judge.verdict import MATCH, UNCHECKED
@@ -17,6 +18,7 @@ from llamadiff.report.terminal.page import Page
 SCHEMA = "llamadiff.extras.templates/1"
 BEFORE, AFTER = 24, 40  # characters that are shown around the first one that is not the same
 MOST_COPIED = 4000  # characters of a conversation
+CONVERT = "where one of both is the checkpoint's, convert the file that has the other again"
 FEW = 3  # other causes, and branches, that are shown
 
 
@@ -41,6 +43,8 @@ def headline(found: Templates) -> str:
         return f"the candidate renders all {every} conversations as the template says{own}"
     first = found.places[0]
     share = f"in {found.parted} of {every} conversations"
+    if found.apart is not None:
+        return f"template: {_apart(found, found.apart)}; other prompts {share}"
     where = f"; the smallest has {messages_of(first.smallest.conversation)}"
     if first.causes and first.count == found.parted:
         return f"template: the candidate {first.causes[0].says}, {share}{where}"
@@ -48,6 +52,11 @@ def headline(found: Templates) -> str:
         return f"template: the candidate refuses what the template renders, {share}{where}"
     at = f" at line {first.smallest.line}" if first.smallest.line is not None else ""
     return f"template: the candidate parts from it{at}, {share}{where}"
+
+
+def _apart(found: Templates, apart: TextParting) -> str:
+    """Where two templates part as texts."""
+    return apart.says(found.source.path.name, found.candidate)
 
 
 def messages_of(conversation: Conversation) -> str:
@@ -75,6 +84,9 @@ def notes(found: Templates) -> list[str]:
         lines.append(f"not reached: {', '.join(shown)}{more}")
     for each in found.ways:
         lines.append(f"no mistake of {each.count} prompts: the server {each.way.says}")
+    if found.apart is not None:
+        unseen = f"{_apart(found, found.apart)}; no conversation that was made shows it"
+        lines.append(CONVERT if found.parted else unseen)
     if found.lacking_bos:
         bos = found.source.tokens["bos_token"]
         lines.append(f"{found.lacking_bos} prompts have no {bos}: right, since tokenizing adds it for this file")
@@ -83,8 +95,10 @@ def notes(found: Templates) -> list[str]:
 
 def _put_place(page: Page, found: Templates, place: Place) -> None:
     page.blank()
-    part, causes = place.smallest, place.causes
-    if place.count < found.parted:
+    part, causes = place.smallest, place.causes if found.apart is None else ()  # two texts show what they do otherwise
+    if found.apart is not None:
+        page.print_labelled("place", f"{place.count} of {found.parted} prompts")
+    elif place.count < found.parted:
         says = f"the candidate {causes[0].says}" if causes else "no known mistake explains them"
         page.print_labelled("place", page.data(f"{place.count} of {found.parted}: {says}", 1000))
     elif not causes:
@@ -121,6 +135,7 @@ def as_json(found: Templates) -> str:
         "schema": SCHEMA, "verdict": found.verdict, "headline": headline(found), "model": str(found.source.path),
         "candidate": found.candidate, "conversations": len(chosen.conversations), "needed": chosen.needed,
         "refused": chosen.refused, "parted": found.parted, "lacking_bos": found.lacking_bos,
+        "apart": found.apart,
         "ways": [{"name": each.way.slot, "says": each.way.says, "count": each.count} for each in found.ways],
         "branches": len(found.branches), "reached": len(chosen.reached),
         "unreached": [_line(found, line) | {"way": way} for line, way in found.unreached],

@@ -10,10 +10,11 @@ from itertools import takewhile
 from pathlib import Path
 
 from llamadiff.ext.prompt.http import is_server
+from llamadiff.ext.prompt.templates.apart import TextParting, text_parting
 from llamadiff.ext.prompt.templates.conversations import Chosen, Conversation, Told, choose
 from llamadiff.ext.prompt.templates.rendering import Cause, Source, source_of
 from llamadiff.ext.prompt.templates.server_ways import REFUSED, TakenWay, Way, changed_by, taken
-from llamadiff.ext.prompt.templates.sides import Answer, Ask, candidate_of, is_asked
+from llamadiff.ext.prompt.templates.sides import Answer, Ask, candidate_of, is_asked, template_of
 from llamadiff.ext.prompt.templates.smallest import smallest
 from llamadiff.judge.verdict import of_check
 from llamadiff.system.progress import Progress, silent
@@ -49,7 +50,7 @@ class Place:
 class Templates:
     """A candidate's prompts against the template's, of what a server makes of conversations in its ``ways``.
 
-    ``lacking_bos``: those without a BOS token that tokenizing adds.
+    ``lacking_bos``: those without a BOS token that tokenizing adds. ``apart``: where the texts of two templates part.
     """
 
     source: Source
@@ -60,6 +61,7 @@ class Templates:
     places: Sequence[Place]
     lacking_bos: int = 0
     ways: tuple[TakenWay, ...] = ()
+    apart: TextParting | None = None
 
     @property
     def verdict(self) -> str:
@@ -99,7 +101,9 @@ def template(path: Path, candidate: str, patience: float, progress: Progress = s
         parted = [each for each in partings if each is not None]
         progress("looking for causes")
         places = list(_places(compared, parted, right))
-    return Templates(source, candidate, chosen, branches, len(parted), places, lacking_bos, ways)
+    other = template_of(candidate, source)
+    apart = text_parting(source.template, other.template) if other is not None else None
+    return Templates(source, candidate, chosen, branches, len(parted), places, lacking_bos, ways, apart)
 
 
 class _Compared:

@@ -28,19 +28,28 @@ FAULTS = (400, 422, 500)  # codes of a server that cannot render one conversatio
 @contextmanager
 def candidate_of(spec: str, source: Source, patience: float, progress: Progress = silent) -> Iterator[Ask]:
     """What a ``--candidate`` names, open until the end of this. Raises UserError."""
-    path = Path(spec)
+    other = template_of(spec, source)
     if is_server(spec):
         with Server(spec, patience, progress) as server:
             yield partial(_by_server, server, progress)
     elif is_function(spec):
         yield partial(_by_function, spec, function_of(spec))
-    elif path.suffix in (".gguf", *ENDINGS) and (path.is_file() or not any(map(str.isspace, spec))):
-        yield source_of(path, source.tokens).told
+    elif other is not None:
+        yield other.told
     else:
         with talking(spec, patience) as talker:
             yield lambda asked: [
                 _answer(talker.name, each) for each in talker.all([as_sent(each, source.tokens) for each in asked])
             ]
+
+
+def template_of(spec: str, source: Source) -> Source | None:
+    """The template that a candidate is, where it is one: another file's, or a text. Raises UserError."""
+    path = Path(spec)
+    if is_server(spec) or is_function(spec) or path.suffix not in (".gguf", *ENDINGS):
+        return None
+    is_file = path.is_file() or not any(map(str.isspace, spec))  # a command may end in the name of one
+    return source_of(path, source.tokens) if is_file else None
 
 
 def is_asked(spec: str, conversation: Conversation) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from models.gguf_file import write_gguf
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.ext.prompt.templates.apart import parting, templates_in
+from llamadiff.ext.prompt.templates.apart import templates_in, text_parting
 from llamadiff.ext.prompt.tokens.of_checkpoint import open_tokenizers
 from llamadiff.report.terminal.escape import escape_line
 
@@ -33,7 +33,7 @@ def named(**templates):
     ],
 )  # fmt: skip
 def test_the_first_place(ours, theirs, shown):
-    found = parting(ours, theirs)
+    found = text_parting(ours, theirs)
     assert (found and (found.line, *map(escape_line, (found.ours, found.theirs)))) == shown
 
 

@@ -26,6 +26,7 @@ from llamadiff.ext.prompt.chat_template import environment, rendered
 from llamadiff.ext.prompt.templates import run as verb
 from llamadiff.ext.prompt.templates.child import NAMED
 from llamadiff.ext.prompt.templates.conversations import choose, usual
+from llamadiff.ext.prompt.templates.page import headline, notes
 from llamadiff.ext.prompt.templates.rendering import Source
 from llamadiff.ext.prompt.templates.run import template
 from llamadiff.ext.prompt.templates.traced import Traced
@@ -152,7 +153,22 @@ def test_another_template_is_a_candidate(old, new, name, written):
     result = found(written(text), written(other, "other.jinja"))
     assert result.verdict == "wrong"
     assert not name or name in [cause.name for cause in result.places[0].causes]
-    assert found(written(text), written(text, "other.jinja")).verdict == "match"
+    assert result.apart.line == text[: _place(text, other)].count("\n") + 1
+    assert headline(result).startswith(f"template: parts at line {result.apart.line}: ")
+    assert "where one of both is the checkpoint's, convert the file that has the other again" in notes(result)
+    right = found(written(text), written(text, "other.jinja"))
+    assert (right.verdict, right.apart) == ("match", None)
+
+
+def _place(text, other):
+    return next(i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
+
+
+def test_texts_that_part_where_no_conversation_shows_it(written):
+    text = "{{ messages[0].content }}"
+    result = found(written(text), written(f"{{#- a note #}}{text}", "other.jinja"))
+    assert (result.verdict, result.apart.line) == ("match", 1)
+    assert notes(result)[-1].endswith("no conversation that was made shows it")
 
 
 def test_a_fix_names_no_option():
