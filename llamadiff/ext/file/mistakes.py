@@ -66,7 +66,7 @@ def guesses_of(pair: Pair, made: Mapping[str, Made], sizes: Sizes) -> Iterator[G
     yield from _transposes(own)
     yield from _partners(name, stem, made)
     yield from _orders(stem, own, sizes)
-    yield from _experts(pair)
+    yield from of_experts(pair)
     yield from _others(name, made)
     yield Guess("negated", "every value has the other sign", Mapped(own.view, np.negative))
 
@@ -159,7 +159,7 @@ def _orders(stem: str, own: Made, sizes: Sizes) -> Iterator[Guess]:
         yield Guess("gate-up-swapped", "holds up before gate of each expert; gate comes first", Picked(view, order))
 
 
-def _experts(pair: Pair) -> Iterator[Guess]:
+def of_experts(pair: Pair) -> Iterator[Guess]:
     """Experts in the order in which they are most like those of the checkpoint, by a few rows of each."""
     view = pair.theirs
     if len(view.shape) != 3 or not 2 <= view.shape[0] <= MOST_EXPERTS:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from llamaref.file_kind import other_kind
+from llamaref.known_tensors import stem_of
 
 from llamadiff import plugins
 from llamadiff.engines.model_file import ModelFile
@@ -16,6 +17,7 @@ from llamadiff.ext.file.alone import refusal
 from llamadiff.ext.file.config_keys import CAUSES
 from llamadiff.ext.file.explain import Guess, explained
 from llamadiff.ext.file.lacking import lacking, told
+from llamadiff.ext.file.mistakes import of_experts
 from llamadiff.ext.file.pairs import SCALED, Measured, Pair, in_file, with_lacking_scale
 from llamadiff.ext.file.statistics import gguf_decoder
 from llamadiff.ext.file.views import Mapped, Shaped, Transposed
@@ -24,6 +26,7 @@ from llamadiff.result.oddity import Oddity
 from llamadiff.system.errors import UserError
 
 IGNORED = ("GGUF.", "general.", "split.", "quantize.")  # keys that say nothing of what the model computes
+ROPE_FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")  # tensors that llama.cpp does without
 TOKENIZER, TEMPLATE = "tokenizer.", "tokenizer.chat_template"  # keys that the slice of tokenizers compares
 MOST = 200  # characters of a value that are told
 
@@ -84,12 +87,17 @@ class OtherFile(OtherSide):
             if self._differ(name):
                 shapes = [list(side.weights.shape(name)) for side in (self.model, self.other)]
                 yield Oddity(name, f"has shape {shapes[0]}, in {self.label} {shapes[1]}", "shape")
-        for name in self.model.tensors:
-            if name not in self.other.weights and not self._is_factor(name):
-                yield Oddity(name, f"is missing in {self.label}", "missing", certain=not self._tied(name, self.model))
-        for name in self.other.tensors:
-            if name not in self.model.weights and not self._is_factor(name):
-                yield Oddity(name, "is missing", "missing", certain=not self._tied(name, self.other))
+        for has, lacks, where in ((self.model, self.other, f" in {self.label}"), (self.other, self.model, "")):
+            for name in has.tensors:
+                if name in lacks.weights or self._is_factor(name):
+                    continue
+                if stem_of(name)[1] in ROPE_FACTORS:
+                    label, other = (self.label, self.own) if lacks is self.other else (self.own, self.label)
+                    takes = "llama.cpp then scales no frequency of RoPE"
+                    says = f"is not in {label}: {takes}; {other} has it; convert {label} again"
+                    yield Oddity(name, says, "rope-scaling")
+                else:
+                    yield Oddity(name, f"is missing{where}", "missing", certain=not self._tied(name, has))
         yield from self._metadata()
 
     def _is_factor(self, name: str) -> bool:
@@ -111,8 +119,10 @@ class OtherFile(OtherSide):
         """Keys that both have and that say other things, and those that one has alone."""
         ours, theirs = self.model.weights.fields, self.other.weights.fields
         both, one = ours.keys() & theirs.keys(), ours.keys() ^ theirs.keys()
+        of_tokenizer = [*self.tokenizer.oddities(self.model)] if self.tokenizer is not None else []
         if self.tokenizer is not None:
-            both = {key for key in both if not key.startswith(TEMPLATE)}
+            said = {each.where for each in of_tokenizer}
+            both = {key for key in both if not key.startswith(TEMPLATE) and key not in said}
             one = {key for key in one if not key.startswith(TOKENIZER)}
         for key in sorted(both):
             if not key.startswith(IGNORED) and ours[key] != theirs[key]:
@@ -120,7 +130,7 @@ class OtherFile(OtherSide):
         for key in sorted(one):
             if not key.startswith(IGNORED):
                 yield from self._lacking(key)
-        yield from self.tokenizer.oddities(self.model) if self.tokenizer is not None else ()
+        yield from of_tokenizer
 
     def _lacking(self, key: str) -> Iterator[Oddity]:
         """A key that one file has alone; nothing where llama.cpp takes the same without it."""
@@ -140,9 +150,10 @@ class OtherFile(OtherSide):
         return with_lacking_scale(found, pair)
 
     def _guesses(self, pair: Pair) -> Iterator[Guess]:
-        """Done once more or undone, transposed, another tensor of that file."""
+        """Done once more or undone, experts in another order, transposed, another tensor of that file."""
         view = pair.theirs
         yield Guess("negated", "every value has the other sign", Mapped(view, np.negative))
+        yield from of_experts(pair)
         if len(view.shape) > 1:
             turned = Shaped(Transposed(view), view.shape)  # under the shape that the file states
             yield Guess("transposed", f"is transposed: its rows should be those of {list(view.shape)}", turned)

@@ -59,7 +59,12 @@ def compare_files(
     label = bad.path.name
     original = Original(sides.other, label, faults_of(report.findings, label))
     how = replace(how, partial=how.partial or run.is_partial)
-    result = judge(sides.good, sides.baseline, sides.trace, how, original=original)
+    try:
+        result = judge(sides.good, sides.baseline, sides.trace, how, original=original)
+    except UserError:  # their taps have other shapes
+        for fault in report.findings[:1]:
+            raise UserError(f"{bad.path}: {fault.where}: {fault.says}; give two files of one model") from None
+        raise
     result = replace(result, model=good.describe())
     if all(tap.name != taps.LOGITS for tap in sides.good.taps):
         return _of_vectors(result, bad, how, started)

@@ -104,6 +104,14 @@ class Tokenizers:
         return words | {i: token["content"] for i, token in self.added.items()}
 
     @property
+    def merges(self) -> list[str]:
+        """In their order, each as GGUF writes it; none where nothing is merged by a list."""
+        model = self.data.get("model")
+        merges = model.get("merges") if isinstance(model, dict) else self.pieces.get("tokenizer.ggml.merges")
+        listed = merges if isinstance(merges, list) else ()
+        return [each if isinstance(each, str) else _merge(each) for each in listed]
+
+    @property
     def pre_tokenizers(self) -> tuple[str, ...]:
         """llama.cpp's names of those that have the expressions of tokenizer.json, and its normalization."""
         own, normalizer = tuple(_expressions(self.data.get("pre_tokenizer"))), self.data.get("normalizer")
@@ -131,6 +139,12 @@ class Tokenizers:
             return None
         first = template[0].get("SpecialToken") if template and isinstance(template[0], dict) else None
         return isinstance(first, dict) and first.get("id") == text
+
+
+def _merge(pair: Any) -> str:
+    """A merge that is stated as two tokens; GGUF parts them by a space, which stands for itself nowhere."""
+    both = pair if isinstance(pair, list) and all(isinstance(each, str) for each in pair) else ()
+    return " ".join(each.replace(" ", "\u0120") for each in both)
 
 
 def _expressions(pre_tokenizer: Any) -> Iterator[str]:
@@ -221,13 +235,20 @@ def _end(tokenizers: Tokenizers, kind: str, library: Ids) -> tuple[Ids, int]:
 
 def tokenizer_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:
     """Where the tables and flags of the file are not the checkpoint's."""
-    tokens = model.weights.fields.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list) and tokenizers.words:
-        yield from _tables(tokens, tokenizers, model.weights.fields.get("tokenizer.ggml.model") == "bert")
-        yield from _kinds(model, tokenizers)
-        yield from _scores(model, tokenizers)
+    yield from table_oddities(model, tokenizers)
     for kind in ("bos", "eos"):
         yield from _special_id(model, kind, tokenizers.special_id(kind))
+
+
+def table_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:
+    """Where tokens, their types, scores and merges of the file are not those of another tokenizer of the model."""
+    tokens = model.weights.fields.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and tokenizers.words:
+        is_word_piece = model.weights.fields.get("tokenizer.ggml.model") == "bert" and not tokenizers.pieces
+        yield from _tables(tokens, tokenizers, is_word_piece)
+        yield from _kinds(model, tokenizers)
+        yield from _scores(model, tokenizers)
+        yield from _merges(model, tokenizers)
 
 
 def _special_id(model: ModelFile, kind: str, wanted: int | None) -> Iterator[Oddity]:
@@ -284,8 +305,21 @@ def _scores(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:
     apart = [i for i, (one, other) in enumerate(pairs) if one != other and i not in tokenizers.added]
     if apart:
         i = apart[0]
-        says = f"token {i} has {pairs[i][0]:g}; tokenizer.model has {pairs[i][1]:g}{_more(apart, len(pairs))}"
+        name = tokenizers.path.name
+        says = f"token {i} has {pairs[i][0]:g}; {name} has {pairs[i][1]:g}{_more(apart, len(pairs))}"
         yield Oddity("tokenizer.ggml.scores", says, "token-scores")
+
+
+def _merges(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:
+    """The first merge that is not the other tokenizer's."""
+    found, wanted = model.weights.fields.get("tokenizer.ggml.merges"), tokenizers.merges
+    if not isinstance(found, list) or not wanted or found == wanted:
+        return
+    count = min(len(found), len(wanted))
+    i = next((i for i in range(count) if found[i] != wanted[i]), count)
+    ours, theirs = (repr(each[i])[:SHOWN] if i < len(each) else "not there" for each in (found, wanted))
+    says = f"merge {i} is {ours}; {tokenizers.path.name} has {theirs} ({len(found)} merges, {len(wanted)} there)"
+    yield Oddity("tokenizer.ggml.merges", says, "token-merges")
 
 
 def ids_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity | str]:

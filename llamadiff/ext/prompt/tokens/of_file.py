@@ -10,10 +10,11 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.prompt.templates.apart import KEY as TEMPLATE
 from llamadiff.ext.prompt.templates.apart import template_oddities, templates_of
 from llamadiff.ext.prompt.tokens.lacking import lacking
+from llamadiff.ext.prompt.tokens.of_checkpoint import Tokenizers, table_oddities
 from llamadiff.result.oddity import Oddity
 from llamadiff.trace.stated import brief
 
-OF_TOKENIZERS = "tokenizer."
+OF_TOKENIZERS, TOKENS = "tokenizer.", "tokenizer.ggml.tokens"
 
 
 class FileTokenizer:
@@ -27,7 +28,12 @@ class FileTokenizer:
         return ()
 
     def oddities(self, model: ModelFile) -> Iterator[Oddity]:
-        """Where one file's keys lack what the other's have, and that decides ids; and where templates part."""
+        """Where tables part, where one file's keys lack what the other's have and that decides ids, and where templates
+        part.
+        """
+        named = Tokenizers(self.other.path, {}, {}, self.other.weights.fields)
+        if TOKENS in self.other.weights.fields:
+            yield from table_oddities(model, named)
         sides = {side: side.path.name for side in (model, self.other)}
         if len({*sides.values()}) == 1:
             sides = {side: str(side.path) for side in (model, self.other)}
