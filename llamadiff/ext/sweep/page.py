@@ -102,6 +102,8 @@ def print_sweep(sweep: Sweep, console: Console) -> None:
     for rows in _not_right(sweep):
         said = f"{_name(rows[0])}; prompt: {_prompts(rows)}; {_reason(rows[0])}"
         page.paragraph(page.badge(rows[0].verdict), page.data(said, 600))
+    for line in sweep.concerns:
+        page.paragraph("note  ", page.data(line, 600))
     page.paragraph(page.badge(sweep.verdict), Text(page.data(headline(sweep), 400), STRONG))
 
 
@@ -116,4 +118,6 @@ def sweep_to_markdown(sweep: Sweep) -> str:
     ]  # fmt: skip
     if wrong:
         parts.append("**Not right**\n\n" + table(("", "model", "candidate", "settings", "prompt", ""), wrong))
+    if sweep.concerns:
+        parts.append("\n".join(f"- {prose(line, 600)}" for line in sweep.concerns))
     return "\n\n".join(parts) + "\n"

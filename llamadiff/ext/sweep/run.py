@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from llamadiff import plugins
+from llamadiff.candidates.gguf_file import is_model_file
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.sweep.case import SweepRow, run_case, unjudged
 from llamadiff.ext.sweep.plan import SweepCase, read_plan
 from llamadiff.ext.sweep.store import Store
 from llamadiff.judge.verdict import worst_of
+from llamadiff.system.errors import UserError
 from llamadiff.verbs.workers import Died, cores, map_surviving
 
 DEAD = "the processes that ran it were killed, one after the other, perhaps for want of memory; try --jobs 1"
@@ -21,11 +25,12 @@ Tell = Callable[[SweepRow, int, int], None]  # a row that is new, how many are d
 
 @dataclass(frozen=True)
 class Sweep:
-    """All rows of a plan, in its order; ``kept`` of them were there before."""
+    """All rows of a plan, in its order; ``kept`` of them were there before. ``concerns``: what is odd about files."""
 
     folder: Path
     rows: tuple[SweepRow, ...]
     kept: int
+    concerns: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -51,7 +56,17 @@ def run_sweep(plan: Path, folder: Path, tell: Tell, jobs: int = 0, scheduler: st
             store.add(row)
             rows[row.key] = row
             tell(row, len(rows), len(cases))
-    return Sweep(folder, tuple(rows[key] for key in cases), kept)
+    files = dict.fromkeys(file for case in cases.values() for file in (case.model, case.candidate))
+    concerns = tuple(line for file in files if is_model_file(file) for line in _concerns(file))
+    return Sweep(folder, tuple(rows[key] for key in cases), kept, concerns)
+
+
+def _concerns(path: str) -> Iterator[str]:
+    """What is odd about a file, as far as a second tells; nothing of one that its cases refuse."""
+    with suppress(UserError):
+        file = ModelFile(path)
+        for lines in plugins.ask_all(lambda each: each.concerns(file)):
+            yield from lines
 
 
 def _rows(cases: Sequence[SweepCase], jobs: int, scheduler: str | None) -> Generator[SweepRow, None, None]:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 from command import run as command
-from optional import needs
+from optional import needs, needs_slices
 from places import ROOT
 from waiting import HANG, eventually
 
 import llamadiff
-from llamadiff.ext.sweep.case import SweepRow, run_case
+from llamadiff.ext.sweep import run
+from llamadiff.ext.sweep.case import SweepRow, run_case, unjudged
 from llamadiff.ext.sweep.page import line_of, print_sweep, sweep_to_markdown
 from llamadiff.ext.sweep.plan import SweepCase, read_plan
 from llamadiff.ext.sweep.run import Sweep
@@ -206,6 +207,25 @@ def test_a_sweep_is_summed_up_and_not_done_twice(tmp_path):
     again = command("sweep", path, "--out", out)
     assert again.stderr == ""
     assert "4 of them were there before" in " ".join(again.stdout.split())
+
+
+@needs("pyarrow")
+@needs_slices("file")
+@pytest.mark.parametrize("odd", [True, False])
+def test_what_is_odd_about_a_file_is_said_once_a_file(odd, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def concerns(model):
+        asked.append(model.path)
+        return ["rows 3 to 8 are zero"] * odd
+
+    monkeypatch.setattr("llamadiff.ext.file.concerns.concerns", concerns)
+    monkeypatch.setattr(run, "_rows", lambda cases, *_: (unjudged(case) for case in cases))
+    found = run.run_sweep(plan(tmp_path, candidates=["", str(SHIPPED / "tiny.Q4_K_M.gguf")]), tmp_path, lambda *_: None)
+    assert sorted(asked) == [MODEL, SHIPPED / "tiny.Q4_K_M.gguf"]
+    print_sweep(found, make_console())
+    for page in (capsys.readouterr().out, sweep_to_markdown(found)):
+        assert page.count("rows 3 to 8 are zero") == 2 * odd
 
 
 @needs("pyarrow")
