@@ -52,10 +52,14 @@ class _Named:
 
 
 class Checkpoint(OtherSide):
-    """A directory with config.json and .safetensors files. Raises UserError for what is none, or of another model."""
+    """A directory with config.json and .safetensors files. Raises UserError for what is none, or of another model.
 
-    def __init__(self, model: ModelFile, folder: Path) -> None:
+    ``tokenizer``: whether the tokenizers are compared, too.
+    """
+
+    def __init__(self, model: ModelFile, folder: Path, tokenizer: bool = True) -> None:
         self.model, self.folder, self.label = model, folder, label_of(folder)
+        self.with_tokenizer = tokenizer
         self.config = _config_of(folder)
         if model.architecture not in TABLES:
             raise UserError(
@@ -185,8 +189,8 @@ class Checkpoint(OtherSide):
 
     @cached_property
     def tokenizer(self) -> CheckpointTokenizer | None:
-        """The checkpoint's; None where no slice knows tokenizers."""
-        return plugins.ask_first(lambda each: each.tokenizer(self.folder))
+        """The checkpoint's; None where no slice knows tokenizers, or nobody asks."""
+        return plugins.ask_first(lambda each: each.tokenizer(self.folder)) if self.with_tokenizer else None
 
     @cached_property
     def ids(self) -> Sequence[Oddity | str]:

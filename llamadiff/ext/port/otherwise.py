@@ -205,7 +205,9 @@ class _Case:
                 for word, way in WAYS:
                     whole = ("goes on", word, self._rank(node), *key)
                     if self._is_wanted(whole):
-                        for found in self._result(node, way(own, x), f"{word} {says()}", whole, after):
+                        with np.errstate(all="ignore"):  # what overflows is no op's
+                            made = way(own, x)
+                        for found in self._result(node, made, f"{word} {says()}", whole, after):
                             yield replace(found, parameter=parameter, at=node)
 
     def _beside(self, node: GraphNode, own: Array) -> Iterator[tuple[Callable[[], str], Key, int, Array, str | None]]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from llamadiff.ext.port.alignment import name_of
 from llamadiff.ext.port.places import Apart
 from llamadiff.ext.port.run import KERNELS, Port
-from llamadiff.ext.port.sides import GRAPH, MODEL
+from llamadiff.ext.port.sides import FILE, GRAPH, MODEL
 from llamadiff.ext.port.torch_ops import CodeLine
 from llamadiff.judge.verdict import MATCH, UNCHECKED, WRONG
 from llamadiff.report.json import in_json
@@ -36,6 +36,8 @@ def print_port(found: Port, console: Console) -> None:
     for name, value in found.unsaid.items():
         says = f"no key has {name} = {value:g} of config.json, which the model reads"
         page.paragraph("       the file   ", page.data(says))
+    for line in found.concerns:
+        page.paragraph("       ", page.data(line, 1000))
     if found.opinion is not None:
         page.paragraph("       ", f"a third reading of the file, llamadiff's own, has {OPINIONS[found.opinion]}")
     for line in _counted(found):
@@ -50,7 +52,8 @@ def headline(found: Port) -> str:
     if found.places:
         first, more = found.places[0], len(found.places) - 1
         others = f"; {more} more {'places' if more > 1 else 'place'} below" if more else ""
-        return f"{first.side}, {first.name}: {code} {first.says}{others}"
+        again = f"; convert {found.model['file']} again" if first.side == FILE else ""
+        return f"{first.side}, {first.name}: {first.fault or f'{code} {first.says}'}{again}{others}"
     if found.verdict == WRONG and found.steps is not None:
         return f"llama.cpp's graph is right in one go, and not its decode steps: {found.steps.headline}"
     if found.verdict == MATCH:
@@ -64,7 +67,10 @@ def headline(found: Port) -> str:
 
 def _put_place(page: Page, place_number: int, place: Apart) -> None:
     label = Text(f"{place_number:>4}   ")
-    page.paragraph(label, f"{place.side}, {page.data(place.name)}: the model {page.data(place.says)}")
+    says = f"the model {place.says}"
+    page.paragraph(label, f"{place.side}, {page.data(place.name)}: {page.data(place.fault or says, 1000)}")
+    if place.fault is not None:
+        page.paragraph("       shows so   ", page.data(says, 1000))
     if not math.isnan(place.error):
         page.paragraph(
             Text("       llama.cpp  "),
@@ -89,7 +95,10 @@ def _counted(found: Port) -> Iterator[str]:
         f"{lineup.inside} lie between such{others}"
     )
     if found.quantized:
-        yield f"the model was given the file's matrices ({', '.join(found.quantized)}): what they cost is not looked at"
+        yield (
+            f"the model was given the file's matrices ({', '.join(found.quantized)}): what they cost is not looked at; "
+            f"llamadiff weights {file['file']} CHECKPOINT says it"
+        )
     if found.steps is not None:
         yield f"llama.cpp ran {found.decoded} tokens as decode steps: {found.steps.summary}"
     mended, parted = lineup.mended
@@ -115,7 +124,7 @@ def as_json(found: Port) -> str:
         "logits": found.logits, "own_logits": found.own,
         "quantized": found.quantized, "mended": found.lineup.mended,
         "steps": None if found.steps is None else {"verdict": found.steps.verdict, "headline": found.steps.headline},
-        "keys": found.keys, "unsaid": found.unsaid, "third_opinion": found.opinion,
+        "keys": found.keys, "concerns": found.concerns, "unsaid": found.unsaid, "third_opinion": found.opinion,
         "places": [_place(place) for place in found.places],
     }  # fmt: skip
     return in_json(about)
@@ -125,6 +134,7 @@ def _place(place: Apart) -> dict[str, Any]:
     cause = place.cause
     return {
         "op": place.op, "side": place.side, "nodes": [name_of(node) for node in place.nodes], "layers": place.layers,
-        "nmse": place.error, "says": place.says, "line": place.line, "reads": place.reads, "code": place.code,
+        "fault": place.fault, "nmse": place.error, "says": place.says, "line": place.line, "reads": place.reads,
+        "code": place.code,
         "cause": None if cause is None else {"name": cause.name, "nmse": cause.nmse, "source": cause.source},
     }  # fmt: skip

@@ -21,6 +21,7 @@ from llamadiff.trace import taps
 from llamadiff.words.diagnosis_text import layers_of as layers_text
 
 # What a known bug's sentence calls the right side: here it is llama.cpp's graph.
+RIGHT = r", where (.+?) is right\b"
 EXCHANGED = {
     "this model": "llama.cpp's graph", "the model": "llama.cpp's graph", "this layer": "llama.cpp's layer",
 }  # fmt: skip
@@ -33,7 +34,7 @@ class Apart:
     ``error``: the largest NMSE against what the model has in their place, by the op at ``line``; NaN where none was
     shown to stand there. ``reads``: where the model computes what the first of them reads; ``code``: what it makes of
     that. ``cause`` is what the model does, as a known bug has it; ``otherwise`` where none has it. ``side`` is who is
-    wrong: llama.cpp's graph, or the file.
+    wrong: llama.cpp's graph, or the file. ``fault``: what the file has otherwise than the checkpoint, and shows there.
     """
 
     op: str
@@ -46,6 +47,7 @@ class Apart:
     cause: Cause | None
     otherwise: str | None = None
     side: str = GRAPH
+    fault: str | None = None
 
     @property
     def name(self) -> str:
@@ -66,7 +68,7 @@ class Apart:
             return self._in_all_layers(self.otherwise)
         if self.cause is None:
             return "computes something else there" if self.line is not None else "has no such values"
-        says = self.cause.says
+        says = re.sub(RIGHT, r", where llama.cpp has \1", self.cause.says)
         for theirs, ours in EXCHANGED.items():
             says = says.replace(theirs, ours)
         return self._in_all_layers(says)

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from llamadiff import plugins
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.ext.file.decides import module_oddities, routing_oddities
 from llamadiff.ext.graph.model import by_its_graph
 from llamadiff.ext.port.alignment import distance
 from llamadiff.ext.port.causes import Causes
+from llamadiff.ext.port.faults import faults_of, said, with_faults
 from llamadiff.ext.port.graph_values import node_values
 from llamadiff.ext.port.lineup import Lineup, LiningUp
 from llamadiff.ext.port.loading import check_vocabulary, kept_as_in, model_of
@@ -27,6 +28,8 @@ from llamadiff.judge.verdict import of_check, of_part, worst_of
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.result.comparison import Comparison
+from llamadiff.result.oddity import Oddity
+from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.verbs.judging import judge
 
@@ -41,7 +44,7 @@ class Port:
     keys and tensors that are not what the checkpoint has, ``unsaid`` the numbers that the model has read of its config
     and no key has, and ``opinion`` is whose logits a third reading of the file has. ``quantized``: the types of the
     file's matrices, where the model was given these. ``steps``: llama.cpp's own run, its last tokens as decode steps,
-    judged by the graph of all tokens in one go.
+    judged by the graph of all tokens in one go. ``concerns``: what is odd about the file by itself.
     """
 
     model: Mapping[str, Any]
@@ -58,6 +61,7 @@ class Port:
     quantized: Sequence[str] = ()
     steps: Comparison | None = None
     prompt: str | None = None
+    concerns: Sequence[str] = ()
 
     @property
     def decoded(self) -> int:
@@ -78,7 +82,7 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
     with config_read() as read:
         model, pooling = model_of(checkpoint), mode_of(Path(checkpoint))
         model = model if pooling is None else with_pooling(model, pooling)
-        quantized = kept_as_in(model, file)
+        quantized = _kept(model, file, checkpoint)
         with scratch_directory() as folder, Child(run.settings) as child:
             request = replace(text_request(file, run, Path(folder) / "llama.cpp"), pooled=pooling is not None)
             graph, trace = by_its_graph(path, request, how.progress, child)
@@ -91,25 +95,27 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         found = lining.run()
     logits = values[graph.graph.nodes[-1].number].ravel()
     config = _config_of(model)
-    keys, unsaid, opinion = list[str](), dict[str, float](), None
+    keys, unsaid, opinion, faults = list[str](), dict[str, float](), None, list[Oddity]()
     places = list[Apart]()
     if found.departed:
         how.progress("searching for causes")
         opinion = third_opinion(file, trace.info.tokens, logits, lining.model_logits)
         if opinion != MODEL:  # which shows that all is in the file
-            keys, unsaid = list(other_keys(file, config)), unstated(file, config, read)
-            decides = (*routing_oddities(file, config), *module_oddities(file, Path(checkpoint)))
-            keys += [f"{each.where} {each.says}" for each in decides]
+            faults, unsaid = faults_of(file, checkpoint, config), unstated(file, config, read)
+            unsaid = {name: x for name, x in unsaid.items() if not any(name in each.says for each in faults)}
         prefixes = [name for name, _ in layers_of(model)]
         tensors = Tensors(graph.weights, file.architecture, lining.parameters, prefixes)
         reasons = Reasons(lining, graph.graph, tensors, opinion)
         is_own = not Path(checkpoint).is_dir()  # code of one's own, which may be what is wrong
         blamed = GRAPH if opinion != GRAPH else EITHER if is_own else FILE
+        named = [each.where for each in faults]
         places = [
-            replace(place, side=reasons.side(place, side_of(place.name, place.says, place.text, keys, unsaid, blamed)))
+            replace(place, side=reasons.side(place, side_of(place.name, place.says, place.text, named, unsaid, blamed)))
             for place in joined(places_of(found.departed, causes, reasons.of))
         ]
-        keys += reasons.misplaced
+        places = with_faults(places, faults, graph.graph, file.tensors)
+        shown = {place.fault.partition(" (and ")[0] for place in places if place.fault is not None}
+        keys = [key for key in said(faults) or reasons.misplaced if key not in shown]
         places = [replace(each, otherwise=f"pools by {pooling}") if POOLED in each.name else each for each in places]
     steps = judge(graph, trace, None, replace(how, diagnose=False)) if run.n_predict else None
     end = graph.graph.nodes[-1].label or taps.LOGITS
@@ -118,7 +124,30 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         file.describe(), type(model).__name__, file.token_texts(trace.info.tokens), dict(trace.info.producer),
         places, found, found.logits, distance(recorded, logits) if recorded is not None else float("nan"),
         keys, unsaid, opinion, quantized, steps, trace.info.prompt,
+        _concerns(file, faults if found.departed else [*other_keys(file, config)], bool(found.departed)),
     )  # fmt: skip
+
+
+def _concerns(file: ModelFile, faults: Sequence[Oddity], shown: bool) -> list[str]:
+    """What is odd about the file, as far as a second tells, and ``faults`` that are not ``shown`` already."""
+    found = [line for lines in plugins.ask_all(lambda each: each.concerns(file)) for line in lines]
+    unseen = [] if shown else [f"this prompt does not show it: {line}" for line in said(faults)]
+    return [*unseen, *(line for line in found if not any(each.where in line for each in faults))]
+
+
+def _kept(model: Any, file: ModelFile, checkpoint: str) -> tuple[str, ...]:
+    """The quantized types of a file, whose matrices the model is given. Raises UserError for a file that has others,
+    with what is wrong with it where that is known.
+    """
+    try:
+        return kept_as_in(model, file)
+    except UserError:
+        wrong = said(faults_of(file, checkpoint, _config_of(model)))
+        if not wrong:
+            raise
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise UserError(f"{file.path}: {wrong[0]}{more}; convert it again: llamadiff weights {file.path} {checkpoint}"
+                        ) from None  # fmt: skip
 
 
 def _config_of(model: Any) -> Mapping[str, Any]:

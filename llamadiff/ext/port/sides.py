@@ -14,6 +14,7 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.select import in_engine
 from llamadiff.ext.file.config_keys import NAMES, Stated, metadata_oddities, stated_by
 from llamadiff.ext.port.alignment import distance
+from llamadiff.result.oddity import Oddity
 
 Array = NDArray[Any]
 GRAPH, FILE, MODEL = "llama.cpp's graph", "the file", "the model"
@@ -30,20 +31,20 @@ SHOWS: dict[str, tuple[str, ...]] = {
 UNUSED = ("initializer", "dropout", "pdrop", "_std", "aux_loss")  # of training alone
 
 
-def other_keys(file: ModelFile, config: Mapping[str, Any]) -> Iterator[str]:
-    """Both values of each key that the file has, and the config has otherwise."""
+def other_keys(file: ModelFile, config: Mapping[str, Any]) -> Iterator[Oddity]:
+    """Each key that the file has, and the config has otherwise."""
     stated = stated_by(config, file.architecture)
     own = {key: value for key, value in stated.values.items() if stated.names[key] in NAMES.get(key, stated.names[key])}
     own = {key: value for key, value in own.items() if any(word in key for word in SHOWS)}
     for found in metadata_oddities(file, Stated(own, stated.names), {}):
         if found.certain and found.where in file.weights.fields:
-            yield f"{found.where} {found.says}"
+            yield found
     for key, value in file.weights.fields.items():  # keys that have a config's own name
         wanted = config.get(key.rpartition(".")[2])
         if key.removeprefix(f"{file.architecture}.") in own or not any(word in key for word in SHOWS):
             continue
         if _is_number(value) and _is_number(wanted) and not np.isclose(value, wanted, rtol=ALIKE, atol=0):
-            yield f"{key} is {value:g}; config.json has {wanted:g}"
+            yield Oddity(key, f"is {value:g}; config.json has {wanted:g}", "metadata")
 
 
 def unstated(file: ModelFile, config: Mapping[str, Any], read: Iterable[str]) -> dict[str, float]:
@@ -71,16 +72,16 @@ def side_of(place: str, says: str, line: str, keys: Iterable[str], numbers: Mapp
     wrong where these say nothing of it.
     """
     said = [float(x) for x in re.findall(r"(?<![\w.{-])\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w}])", says)]
-    may = {name: x for name, x in numbers.items() if _shows(name, place) is not False}
+    may = {name: x for name, x in numbers.items() if shows_at(name, place) is not False}
     stated = any(np.isclose(said, x, rtol=1e-3, atol=0).any() for x in may.values()) if said else False
     stated = stated or any(name.rpartition(".")[2] in line for name in may)
-    shows = any(_shows(key.partition(" ")[0], place) for key in keys)
+    shows = any(shows_at(key, place) for key in keys)
     if stated or shows:
         return FILE
     return blamed
 
 
-def _shows(name: str, place: str) -> bool | None:
+def shows_at(name: str, place: str) -> bool | None:
     """Whether what a key or a number says shows at a place; None where its name does not tell."""
     found = [any(where in place for where in ops) for word, ops in SHOWS.items() if word in name]
     return any(found) if found else None

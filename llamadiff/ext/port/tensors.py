@@ -89,7 +89,7 @@ class Tensors:
         Nothing is said of a tensor that is a part of a parameter, or made of several.
         """
         own = self.of_layer(layer)
-        for name in _read_by(nodes, graph, self.weights):
+        for name in self._read_by(nodes, graph):
             values = self.weights.whole(name)
             alike = {other: x for other, x in own.items() if x.size == values.size}
             if alike and not self._is_made(values, own):
@@ -109,7 +109,7 @@ class Tensors:
     def are_others(self, nodes: Sequence[GraphNode], graph: Graph) -> bool:
         """Whether nodes read a tensor whose values the model has not, or that experts have in another order."""
         for node in nodes:
-            for name in _read_by([node], graph, self.weights):
+            for name in self._read_by([node], graph):
                 values, own = self.weights.whole(name), self.of_layer(_layer_of(name))
                 if any(x.size == values.size for x in own.values()) and not self._is_made(values, own):
                     return True
@@ -118,6 +118,9 @@ class Tensors:
                 if node.op == "MUL_MAT_ID" and not any(_is_part(values, x) for x in own.values()):
                     return True
         return False
+
+    def _read_by(self, nodes: Sequence[GraphNode], graph: Graph) -> Iterator[str]:
+        return (name for name in read_by_nodes(nodes, graph) if name in self.weights)
 
     def _is_made(self, values: Array, own: Mapping[str, Array]) -> bool:
         """Whether a tensor has the numbers of parameters, or what converters make of them."""
@@ -153,10 +156,10 @@ def _hold(tensors: Sequence[Array], values: Array) -> bool:
     return bool(there.mean() > MOST)
 
 
-def _read_by(nodes: Sequence[GraphNode], graph: Graph, weights: Weights) -> Iterator[str]:
-    """The tensors that nodes read, themselves or through a lookup of rows."""
+def read_by_nodes(nodes: Sequence[GraphNode], graph: Graph) -> Iterator[str]:
+    """The leaves that nodes read, themselves or through a lookup of rows: tensors of the file, and inputs."""
     for number in (number for node in nodes for number in node.sources if number is not None):
         looked = graph.by_number.get(number)
         leaf = graph.leaves.get(number if looked is None or looked.op != "GET_ROWS" else looked.sources[0] or -1)
-        if leaf is not None and leaf.name in weights:
+        if leaf is not None:
             yield leaf.name

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from llamadiff import UserError
 from llamadiff.cli.app import app
 from llamadiff.engines.run_spec import USUAL, Run
+from llamadiff.ext.file.opening import judge_weights
 from llamadiff.ext.graph.engine import Then
 from llamadiff.ext.graph.model import by_its_graph
 from llamadiff.ext.port import lineup
@@ -87,14 +88,14 @@ def test_a_mistake_in_a_quantized_file_is_found(mistake, says, arch, ported):
 
 # mistake, architecture: the op, the layers, and what the model does in the words of the report
 MISTAKES = {
-    ("rope-base", "qwen2"): ("ROPE Qcur_rope and Kcur_rope", "uses base 1e+06, where 10000 is right"),
+    ("rope-base", "qwen2"): ("ROPE Qcur_rope and Kcur_rope", "uses base 1e+06, where llama.cpp has 10000"),
     ("permutation-missing", "llama"): ("ROPE Qcur_rope and Kcur_rope", "rotates (i, i+16); llama.cpp's graph needs"),
-    ("epsilon", "qwen3"): ("RMS_NORM norm", "uses epsilon 1e-06, where 0.001 is right"),
-    ("epsilon", "stablelm"): ("NORM norm", "uses epsilon 1e-05, where 0.001 is right"),
+    ("epsilon", "qwen3"): ("RMS_NORM norm", "uses epsilon 1e-06, where llama.cpp has 0.001"),
+    ("epsilon", "stablelm"): ("NORM norm", "uses epsilon 1e-05, where llama.cpp has 0.001"),
     ("plus-one-twice", "gemma3"): ("MUL attn_norm", "multiplies by blk.{i}.attn_norm.weight - 1"),
     ("gate-up-swapped", "gemma2"): ("GEGLU ffn_geglu", "applies the activation to up"),
     ("transposed", "gpt2"): ("MUL_MAT", "as if it were stored [in, out]"),
-    ("rope-scaling", "qwen3moe"): ("ROPE Qcur_rope and Kcur_rope", "divides positions by 4, where 1 is right"),
+    ("rope-scaling", "qwen3moe"): ("ROPE Qcur_rope and Kcur_rope", "divides positions by 4, where llama.cpp has 1"),
     ("exp-missing", "mamba2"): ("SSM_SCAN", "takes -exp of blk.{i}.ssm_a"),
     ("tied-head", "llama"): (
         "MUL_MAT result_output",
@@ -274,7 +275,7 @@ def test_the_command_names_both_sides(checkpoint, tmp_path):
     path = convert(checkpoint("llama"), "llama", tmp_path / "m.gguf", "F32", "rope-base")
     ended = command(path, checkpoint("llama"), "-o", f"json:{tmp_path / 'r.json'}")
     assert ended.exit_code == 1
-    assert "uses base 500000, where 10000 is right" in " ".join(ended.output.split())
+    assert "uses base 500000, where llama.cpp has 10000" in " ".join(ended.output.split())
     assert "modeling_llama.py:" in ended.output
     about = json.loads((tmp_path / "r.json").read_text("utf-8"))
     assert (about["verdict"], about["places"][0]["nodes"][0]) == ("wrong", "Qcur_rope-0")
@@ -306,12 +307,26 @@ def test_a_wrong_decode_step_is_found(checkpoint, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mistake", "key"), [(None, []), ("epsilon", ["qwen3.attention.layer_norm_rms_epsilon is 0.001; config.json has"])]
-)
-def test_keys_of_the_file_that_the_config_has_otherwise_are_named(mistake, key, ported):
-    keys = ported("qwen3", mistake).keys
-    assert len(keys) == len(key)
-    assert all(found.startswith(says) for found, says in zip(keys, key, strict=True))
+    ("arch", "mistake", "fault"),
+    [
+        ("qwen3", None, ""),
+        ("qwen3", "epsilon", "qwen3.attention.layer_norm_rms_epsilon: is 0.001; config.json has rms_norm_eps = 1e-06"),
+        ("qwen2", "rope-base", "qwen2.rope.freq_base: is not in the file: llama.cpp takes 10000; config.json has "),
+        ("gpt2", "transposed", ".weight: is not transposed: "),
+    ],
+)  # fmt: skip
+def test_a_fault_of_the_file_is_said_as_weights_says_it(arch, mistake, fault, ported, checkpoint, tmp_path):
+    found = ported(arch, mistake)
+    assert [place.fault is not None for place in found.places] == [True] * bool(fault)
+    assert not found.keys
+    assert [line for line in found.concerns if "token_embd.weight: row 0 is all zero" not in line] == []
+    for place in found.places:
+        assert place.side == "the file"
+        assert fault in place.fault
+        said = {f"{each.where}: {each.says}" for each in judge_weights(tmp_path / "m.gguf", checkpoint(arch)).findings}
+        assert place.fault.partition(" (and ")[0] in said
+    for first in found.places[:1]:
+        assert headline(found).startswith(f"the file, {first.name}: {first.fault}; convert m.gguf again")
 
 
 def test_a_right_port_ends_with_0(checkpoint, tmp_path):
