@@ -63,7 +63,7 @@ def compare_files(
         result = judge(sides.good, sides.baseline, sides.trace, how, original=original)
     except UserError:  # their taps have other shapes
         for fault in report.findings[:1]:
-            raise UserError(f"{bad.path}: {fault.where}: {fault.says}; give two files of one model") from None
+            raise UserError(f"{bad.path}: {fault.where}: {fault.says}; convert the wrong one again") from None
         raise
     result = replace(result, model=good.describe())
     if all(tap.name != taps.LOGITS for tap in sides.good.taps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from models.gguf_file import read_gguf, write_gguf
 from models.small import write_model
@@ -58,6 +59,15 @@ def test_two_files_of_which_one_lacks_a_key(tmp_path):
         ]
     same = write_model(tmp_path / "same.gguf", extra={"rope.freq_base": 1e4})
     assert judge_weights(same, b).oddities == ()
+
+
+def test_factors_of_rope_that_one_file_lacks(tmp_path):
+    factors = {"rope_freqs.weight": np.full(8, 2, np.float32)}
+    a, b = write_model(tmp_path / "a.gguf", tensors=factors), write_model(tmp_path / "b.gguf")
+    says = "is not in b.gguf: llama.cpp then scales no frequency of RoPE; a.gguf has it; convert b.gguf again"
+    for one, other in ((a, b), (b, a)):
+        assert [(each.where, each.says) for each in judge_weights(one, other).findings] == [("rope_freqs.weight", says)]
+    assert judge_weights(a, a).oddities == ()
 
 
 def test_files_of_one_name_are_told_apart(tmp_path):

@@ -351,6 +351,15 @@ def test_an_encoder_has_vectors_and_no_next_tokens(tmp_path):
         verbs.compare(tmp_path / "good.gguf", Run(tokens=(1, 5)), str(other), How(costing=Costing(spend=1000)))
 
 
+def test_files_whose_taps_have_other_shapes_are_said_by_their_keys(tmp_path):
+    good, bad = (
+        write_model(tmp_path / f"{n}.gguf", "qwen3moe", experts=4, qk_norm=True, extra={"expert_used_count": n})
+        for n in (2, 1)
+    )
+    with pytest.raises(UserError, match=r"1\.gguf: qwen3moe\.expert_used_count: is 1, in 2\.gguf 2; convert the wrong"):
+        verbs.compare(good, Run(tokens=(1, 5, 7)), str(bad))
+
+
 def test_choosing_spends_where_a_byte_recovers_most(honest):
     good = ModelFile(GOOD)
     everything = sum(one.more for one in honest.more["loss"].contributions if one.value > 0)
