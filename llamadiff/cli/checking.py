@@ -32,15 +32,16 @@ class Tally:
 
     def tell(self, checked: Checked) -> None:
         """Print what there is to say of one trace; what was refused is told in the end."""
-        from llamadiff.report.check_lines import lines_of
+        from llamadiff.report.check_lines import put_check
+        from llamadiff.report.terminal.page import Page
+        from llamadiff.report.terminal.report import make_console
 
         if checked.result is None:
             self.refused.append((checked.path, checked.refused))
             return
         self.results.append((checked.path, checked.result))
         if not self.reports.takes_standard_output:
-            for line in lines_of(checked.path, checked.result):
-                typer.echo(line)
+            put_check(Page(make_console()), checked.path, checked.result)
 
     def finish(self) -> str:
         """Write reports and annotations -> the verdict of all. Raises UserError where nothing could be checked."""

@@ -9,30 +9,34 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path, PurePath
-from textwrap import wrap
+
+from rich.text import Text
 
 from llamadiff.judge.verdict import is_right
 from llamadiff.report.terminal.escape import escape_line
-from llamadiff.report.terminal.report import make_console, render
+from llamadiff.report.terminal.page import Page
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Positions
 from llamadiff.words.provenance import provenance
 from llamadiff.words.repairs import repairs_of
 
-_LONG, _WIDTH, _BLANK = 4000, 110, " " * 8  # cells
+_LONG, _BLANK = 4000, " " * 8  # cells
+_FIXES = 3  # causes of one trace that have their fix beside it
 
 
-def lines_of(path: Path, result: Comparison) -> list[str]:
-    """The finding of a trace, and the statistics over positions; what to do and the provenance of what failed."""
-    said = [f"{result.verdict.upper():6}  {path_text(path)}: {escape_line(result.headline, _LONG)}"]
-    said += [f"{_BLANK}{in_words(result.positions)}"] if result.positions is not None else []
+def put_check(page: Page, path: Path, result: Comparison) -> None:
+    """Print the finding of a trace, and the statistics over positions; what to do and the provenance of what failed."""
+    console = page.console
+    style = page.style_of(result.verdict) if console.color_system and not console.no_color else ""
+    word = Text.assemble((result.verdict.upper(), style)).append(" " * max(2, len(_BLANK) - len(result.verdict)))
+    page.paragraph(word, f"{path_text(path)}: {escape_line(result.headline, _LONG)}")
+    said = [in_words(result.positions)] if result.positions is not None else []
     if not is_right(result.verdict):
-        said += [f"{_BLANK}fix: {escape_line(each.fix, _LONG)}" for each in repairs_of(result)[:1] if each.fix]
-        said.append(f"{_BLANK}{escape_line(provenance(result), _LONG)}")
-    width = max(make_console().width, 40)
-    return [line for text in said for line in wrap(text, width, subsequent_indent=_BLANK, break_on_hyphens=False)]
+        said += [f"fix: {escape_line(each.fix, _LONG)}" for each in repairs_of(result)[:_FIXES] if each.fix]
+        said.append(escape_line(provenance(result), _LONG))
+    for text in said:
+        page.paragraph(_BLANK, text)
 
 
 def path_text(path: PurePath) -> str:
@@ -47,15 +51,6 @@ def in_words(p: Positions) -> str:
         f"{alike}, KL mean {p.kl_mean:.1e}, 99% {p.kl_p99:.1e}, worst {p.kl_worst:.1e} after token {p.worst_at}, "
         f"regret mean {p.regret_mean:.1e}, worst {p.regret_worst:.1e}"
     )
-
-
-def report_text(path: Path, result: Comparison) -> str:
-    """What a failing test shows: the report as on a terminal, without colours, and where the capture is from."""
-    text = StringIO()
-    console = make_console(text, width=_WIDTH)
-    render(result, console)
-    said = "" if result.positions is None else f"{in_words(result.positions)}\n"
-    return f"{path_text(path)}\n{text.getvalue()}{said}{escape_line(provenance(result), _LONG)}"
 
 
 MOST = 10  # annotations of a kind that GitHub shows of one step: the last one counts those that are left out

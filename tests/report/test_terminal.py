@@ -9,16 +9,20 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import combinations, takewhile
+from pathlib import Path
 from typing import Literal
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from llamadiff.report.check_lines import put_check
 from llamadiff.report.terminal.escape import escape_line, number, quote, times, tiny
 from llamadiff.report.terminal.finding import page_of
+from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.report import make_console, render
 from llamadiff.result.comparison import Comparison
+from llamadiff.words.repairs import repairs_of
 from report.made_up import DENSE, HOSTILE, REPORTS, SHAPES, comparison, explained, hostile, local, row, rows
 from report.snapshots import printed
 
@@ -280,3 +284,21 @@ def test_numbers_have_three_digits_and_fit() -> None:
     assert [tiny(value) for value in (0.27, 4.0, 0.0, 1e-123, math.inf)] == ["2.7e-01", "4.0e+00", "0", "1e-123", "inf"]
     ratios = (0.0, 0.01, 0.97, 12.34, 99.99, 4321.0, 2.6e11, math.inf)
     assert [times(ratio) for ratio in ratios] == ["0.0x", "<0.1x", "1.0x", "12.3x", "100x", "4321x", "3e11x", "inf"]
+
+
+@pytest.mark.parametrize("name", ["right", "wrong RoPE", "unchecked"])
+@pytest.mark.parametrize("variables", [{}, {"FORCE_COLOR": "1"}, {"FORCE_COLOR": "1", "NO_COLOR": "1"}], ids=str)
+def test_a_check_is_coloured_where_colours_are_shown(
+    name: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in {"TERM": "xterm-256color", "COLUMNS": "60", **variables}.items():
+        monkeypatch.setenv(variable, value)
+    file, result = io.StringIO(), REPORTS[name]
+    put_check(Page(make_console(file)), Path("captures/a.safetensors"), result)
+    plain = re.sub(r"\x1b\[[\d;]*m", "", file.getvalue())
+    assert ("\x1b[" in file.getvalue()) == (variables == {"FORCE_COLOR": "1"})
+    assert plain.startswith(f"{result.verdict.upper():6}  captures/a.safetensors: ")
+    assert max(map(cell_len, plain.splitlines())) <= 60
+    assert ("fix: " in plain) == any(each.fix for each in repairs_of(result))

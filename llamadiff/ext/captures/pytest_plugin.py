@@ -16,12 +16,13 @@ import pytest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
     from llamadiff.result.comparison import Comparison
 
 SAID = "llamadiff"  # the key of what a test's report carries to the end, from another process too
 CAUSE = "llamadiff cause"
+FINDING = "llamadiff_finding"  # the attribute of what ends a test
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,9 +61,9 @@ def llamadiff_check(request: pytest.FixtureRequest) -> Callable[..., Comparison]
                 _note(request, SAID, _updated(path, model))
             result = checked(path, candidate, model, partial, (max_mean_kl, max_p99_kl))
         except UserError as error:
-            pytest.fail(f"llamadiff: {error}", pytrace=False)
+            _fail(f"llamadiff: {error}", f"llamadiff: {error}")
         if result.verdict not in ("match", "noise"):
-            _fail(request, path, result)
+            _fail_wrong(request, path, result)
         return result
 
     return check
@@ -81,15 +82,25 @@ def _updated(path: Path, model: str | Path | None) -> str:
     return update_line(updated(path, model))
 
 
-def _fail(request: pytest.FixtureRequest, path: Path, result: Comparison) -> None:
+def _fail_wrong(request: pytest.FixtureRequest, path: Path, result: Comparison) -> None:
     """End the test with the report: the sentence and the table, and where the capture is from."""
     __tracebackhide__ = True
-    from llamadiff.report.check_lines import annotations_of, report_text
+    from llamadiff.ext.captures.one_capture import report_text
+    from llamadiff.report.check_lines import annotations_of
+    from llamadiff.report.terminal.escape import escape_line
 
     file, line, _ = request.node.location
     for one in annotations_of(_in_repository(request, file), (line or 0) + 1, result):
         _note(request, CAUSE, [one.file, one.line, one.title, one.message])
-    pytest.fail(report_text(path, result), pytrace=False)
+    _fail(report_text(path, result), escape_line(result.headline, 1000))
+
+
+def _fail(text: str, finding: str) -> NoReturn:
+    """End the test with a text, of which the finding is what stands on one line."""
+    __tracebackhide__ = True
+    failed = pytest.fail.Exception(text, pytrace=False)
+    setattr(failed, FINDING, finding)
+    raise failed
 
 
 def _in_repository(request: pytest.FixtureRequest, file: str) -> str:
@@ -102,6 +113,16 @@ def _in_repository(request: pytest.FixtureRequest, file: str) -> str:
 def _note(request: pytest.FixtureRequest, key: str, value: object) -> None:
     """Leave word for the end of the session: a test's properties travel with its report, whichever process ran it."""
     request.node.user_properties.append((key, value))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(call: Any) -> Iterator[None]:
+    """Put the finding where pytest shows a failure on one line: its summary, ``--tb=line``, a message of JUnit's."""
+    outcome: Any = yield
+    finding = getattr(call.excinfo.value, FINDING, None) if call.excinfo is not None else None
+    crash = getattr(outcome.get_result().longrepr, "reprcrash", None)
+    if finding is not None and crash is not None:
+        crash.message = finding
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -6,12 +6,11 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 
+from llamadiff.ext.page.failure import lines_of_failure
 from llamadiff.judge.verdict import UNCHECKED, WRONG
 from llamadiff.report.formats import About
 from llamadiff.report.terminal.escape import escape_line
 from llamadiff.result.comparison import Comparison
-from llamadiff.words.provenance import provenance
-from llamadiff.words.repairs import repairs_of
 
 _LONG = 8000  # cells of a line
 
@@ -25,7 +24,7 @@ def checks_to_junit(results: Sequence[tuple[Path, Comparison]], about: About) ->
     """All traces that were checked, and those that were refused."""
     suite = ET.Element("testsuite", name="llamadiff")
     for path, result in results:
-        _add_case(suite, str(path), result)
+        _add_case(suite, path, result, about.command)
     for refused, reason in about.refused:
         case = _case(suite, str(refused))
         ET.SubElement(case, "error", message=_text(reason), type="refused")
@@ -36,16 +35,14 @@ def checks_to_junit(results: Sequence[tuple[Path, Comparison]], about: About) ->
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _add_case(suite: ET.Element, name: str, result: Comparison) -> None:
-    case = _case(suite, name, result.timing.get("total_s", 0.0))
+def _add_case(suite: ET.Element, path: Path, result: Comparison, command: Sequence[str]) -> None:
+    case = _case(suite, str(path), result.timing.get("total_s", 0.0))
     kind = {WRONG: "failure", UNCHECKED: "error"}.get(result.verdict)
     if kind is None:
         ET.SubElement(case, "system-out").text = _text(result.summary)
         return
     failed = ET.SubElement(case, kind, message=_text(result.headline), type=result.verdict)
-    lines = [result.headline, *result.proof, *(f"{one.tap}: {one.says}" for one in repairs_of(result))]
-    lines += [f"do: {step}" for step in result.next_steps]
-    failed.text = "\n".join(map(_text, [*lines, provenance(result)]))
+    failed.text = "\n".join(_text(f"{label}: {text}") for label, text in lines_of_failure(path, result, command))
 
 
 def _case(suite: ET.Element, name: str, seconds: float = 0.0) -> ET.Element:

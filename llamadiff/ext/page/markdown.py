@@ -8,9 +8,11 @@ from itertools import chain
 from pathlib import Path
 
 from llamadiff import __version__
+from llamadiff.ext.page.failure import lines_of_failure
 from llamadiff.judge.verdict import MATCH, UNCHECKED, WRONG, is_right, worst_of
 from llamadiff.numerics.metrics import decibels
 from llamadiff.report.facts import model_facts, run_fact, settings_of, told_tokens
+from llamadiff.report.formats import MOST as LONGEST
 from llamadiff.report.formats import About
 from llamadiff.report.github import again, code, fit_sections, fold, prose, table, token
 from llamadiff.report.tables import tables_of
@@ -36,7 +38,7 @@ def to_markdown(comparison: Comparison, about: About) -> str:
 
 
 def checks_to_markdown(results: Sequence[tuple[Path, Comparison]], about: About) -> str:
-    """A line for each run, or trace, then the report of each that is not right, as far as they fit."""
+    """A line for each run, or trace, then ten of each that is not right, as far as they fit."""
     lines = [
         (_strong(result.verdict), code(path.as_posix()), prose(result.headline, 200))
         for path, result in results[:_CHECKED]
@@ -49,13 +51,16 @@ def checks_to_markdown(results: Sequence[tuple[Path, Comparison]], about: About)
         table(("", "run", ""), lines),
     ]
     wrong = [each for each in results if not is_right(each[1].verdict)]
-    return fit_sections(chain(head, again(about), *(_checked(path, result) for path, result in wrong)))
+    return fit_sections(chain(head, again(about), (_checked(path, result, about) for path, result in wrong)))
 
 
-def _checked(path: Path, result: Comparison) -> Iterator[str]:
-    """One of several reports; made as it is asked for, as not all may fit."""
-    yield f"---\n\n{code(path.as_posix())}"
-    yield from _sections(result, About())
+def _checked(path: Path, result: Comparison, about: About) -> str:
+    """One that failed, in ten lines; the whole of it is a page, by the command that stands there."""
+    lines = [
+        f"- {label}: {code(text, LONGEST) if label == 'run' else prose(text, _PROOF)}"
+        for label, text in lines_of_failure(path, result, about.command)
+    ]
+    return "\n".join((f"{_strong(result.verdict)} {code(path.as_posix())}: {prose(result.headline, 600)}", "", *lines))
 
 
 def _sections(c: Comparison, about: About) -> Iterator[str]:

@@ -66,7 +66,7 @@ def suite(project: Path, *words: str, **more: str) -> subprocess.CompletedProces
     """The project's own tests, in a process of their own that finds the plugin by its entry point."""
     found = [str(project.parent / "installed"), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(found), "MODEL": str(shipped_model()),
-                   "OMP_NUM_THREADS": "1", **more}  # fmt: skip
+                   "OMP_NUM_THREADS": "1", "COLUMNS": "200", **more}  # fmt: skip
     environment = {key: value for key, value in environment.items() if value}
     command = [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", "-q", *words]
     return subprocess.run(
@@ -85,6 +85,7 @@ def test_a_test_goes_red_and_green(project):
     assert done.returncode == 1
     assert f"WRONG  {BUGS['rope'][2]}" in done.stdout
     assert "own error" in done.stdout  # the table
+    assert f"test_it_computes_what_llama_cpp_does - {BUGS['rope'][2]}uses base 500000" in done.stdout.splitlines()[-2]
     mend(project)
     assert suite(project, *one).returncode == 0
 
@@ -147,7 +148,7 @@ def test_what_is_refused_fails_the_test_in_one_line(project):
     (project / "captures" / "tiny.safetensors").write_bytes(b"x" * 20)
     done = suite(project, "-k", "what_llama_cpp_does")
     assert done.returncode == 1
-    assert "llamadiff: " in done.stdout
+    assert "what_llama_cpp_does - llamadiff: " in done.stdout.splitlines()[-2]  # pytest's summary
     assert "not a readable trace" in done.stdout
     assert "Traceback" not in done.stdout
 

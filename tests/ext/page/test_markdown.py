@@ -31,6 +31,7 @@ from llamadiff.report.formats import About, command_line
 from llamadiff.report.github import MOST, block, code, prose, table, token
 from llamadiff.result.logits import TopToken
 from llamadiff.system import commands
+from llamadiff.words.repairs import repairs_of
 
 COMMAND = About(("llamadiff", "compare", "model.gguf", "it's `here`", "mine.safetensors"))
 HOSTILE = (
@@ -167,6 +168,30 @@ def test_what_was_refused_is_a_line_with_its_reason():
     assert "a|b.safetensors" in page.whole
     assert "is of <b>another</b> model" in page.whole
     assert "b" not in page.tags
+
+
+CHECK = ("llamadiff", "check", "captures", "b.safetensors", "--model=m.gguf", "--partial", "--candidate",
+         "cmd: e {out}", "-o", "all.md", "--output=all.xml")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_failure_is_told_in_ten_lines_with_what_to_run(name):
+    """Of a trace among others: the finding, each fix, the evidence, the command for this trace alone."""
+    result, path = REPORTS[name], Path("captures/a b.safetensors")
+    _, *told = checks_to_markdown([(path, result)], About(CHECK)).split("**", 2)[-1].split("\n\n**", 1)
+    lines = told[0].strip().splitlines() if told else []
+    assert bool(lines) == (result.verdict in ("wrong", "unchecked"))
+    assert len(lines) <= 10
+    if lines:
+        assert prose(result.headline, 600) in lines[0]
+        run = next(line for line in lines if line.startswith("- run: "))
+        assert run == ("- run: `llamadiff check 'captures/a b.safetensors' --model=m.gguf --partial --candidate "
+                       "'cmd: e {out}' -o 'a b.html'`")  # fmt: skip
+        fixes = [each.fix for each in repairs_of(result) if each.fix]
+        assert sum(line.startswith("- fix: ") for line in lines) == min(3, len(fixes))
+        assert result.leading is None or any(
+            line.startswith("- evidence: ") and prose(result.leading.tap) in line for line in lines
+        )
 
 
 def test_a_command_too_long_to_show_is_left_out():
