@@ -13,6 +13,7 @@ from llamadiff.cli.options import LlamaCpp, Model, NPredict, Prompt, Tokens, fin
 from llamadiff.cli.reports import Reports, with_files
 from llamadiff.report.formats import Format
 from llamadiff.system.collisions import refuse_collisions
+from llamadiff.system.commands import quote
 
 FORMATS = (Format("json", (".json",), "ext.port.page:as_json", plain=True),)
 
@@ -77,9 +78,14 @@ def tiny(
     size = made.gguf.stat().st_size / 1e6
     console = make_console()
     console.print(f"{made.gguf}: {made.layers} layers, {made.parameters} parameters, {size:.1f} MB", markup=False)
-    console.print(f'Next: llamadiff port {made.gguf} {made.folder} "Once upon a time"', markup=False)
+    gguf, folder = quote(str(made.gguf)), quote(str(made.folder))
+    console.print(f'Next: llamadiff port {gguf} {folder} "Once upon a time"', markup=False, soft_wrap=True)
     if made.golden is not None:
-        console.print(f"      llamadiff check {made.golden} --candidate YOUR_DUMP", markup=False)
+        line, engine = f"llamadiff check {quote(str(made.golden))} --model {gguf}", "cmd: ENGINE {model} {tokens} {out}"
+        console.print(f'      {line} --candidate "{engine}"', markup=False, soft_wrap=True)
+        console.print(
+            "      ENGINE: what runs yours; it reads the ids in {tokens}, and writes taps to {out}", markup=False
+        )
 
 
 COMMANDS = (

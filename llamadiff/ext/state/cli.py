@@ -55,7 +55,10 @@ def variants(
     reports.write_several(judged, [(Path(row.name), row.failed) for row in found.rows if row.failed])
     reports.write_own(found)
     if not reports.takes_standard_output:
-        print_variants(found, make_console())
+        words = [str(model), *([] if prompt is None else [prompt]), *(["--chat"] if chat else [])]
+        words += [*(["--tokens", tokens] if tokens else []), *(["--n-predict", str(n_predict)] if n_predict else [])]
+        words += [word for setting in llama_cpp or () for word in ("--llama-cpp", setting)]
+        print_variants(found, make_console(), words)
     finish(found.verdict)
 
 

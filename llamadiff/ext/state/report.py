@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.text import Text
 from llamadiff.ext.state.result import DEFAULT, Variant, Variants
 from llamadiff.ext.state.variation import PREFIX
 from llamadiff.judge.verdict import WRONG
+from llamadiff.report.formats import command_line
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.escape import escape_line
 from llamadiff.report.terminal.page import Page
@@ -31,8 +33,8 @@ _QUOTED = re.compile(r"\(it said: (?:\w+: )*(.+?)\)?$")
 _FORM = "{:22} {:>5} {:16} {:>10} {:>6} {:9} {:>5}"
 
 
-def print_variants(found: Variants, console: Console) -> None:
-    """A line for each, and what is to be said of those that are wrong."""
+def print_variants(found: Variants, console: Console, run: Sequence[str] = ()) -> None:
+    """A line for each, and what is to be said of those that are wrong. ``run``: the model and the words of its run."""
     page = Page(console)
     console.print(
         Text(f"{escape_line(str(found.model['file']))} ({found.model['architecture']}), {_tokens(found)}", "bold")
@@ -50,6 +52,8 @@ def print_variants(found: Variants, console: Console) -> None:
         for number, step in enumerate(row.steps, 1):
             page.paragraph(f"{number:3}  ", step)
     console.print(Text(_said(found)))
+    if line := _next(found, run):
+        page.print_unbroken(line)
 
 
 def _note(row: Variant) -> str:
@@ -108,19 +112,22 @@ def _cut(text: str, width: int) -> str:
 
 def _said(found: Variants) -> str:
     wrong = [row for row in found.rows if row.verdict == WRONG]
-    opened = [row for row in wrong or found.rows if not row.failed and row.comparison is not None]
-    shown_whole = next((row for row in opened if row.name != DEFAULT), None)
     count = len(found.rows) - len(found.died) - len(found.refused)
     counted = f"{len(wrong)} of {count} variants are wrong" if wrong else "no variant is wrong"
     ended = f"; {len(found.died)} died: {', '.join(row.name for row in found.died)}" if found.died else ""
     refused = f"; {len(found.refused)} refused" if found.refused else ""
-    return f"{found.verdict.upper()}  {counted}{ended}{refused}{_hint(shown_whole) if shown_whole else ''}"
+    return f"{found.verdict.upper()}  {counted}{ended}{refused}"
 
 
-def _hint(row: Variant) -> str:
-    """How to see one in full."""
-    how = f"backend, with {row.name}" if row.by_nodes else f'compare --candidate "{_candidate(row)}"'
-    return f"\nnext   one in full: {how}"
+def _next(found: Variants, run: Sequence[str]) -> str:
+    """The command that shows one in full, the first that is wrong; empty where none was judged."""
+    opened = [row for row in found.rows if not row.failed and row.comparison is not None and row.name != DEFAULT]
+    row = next((row for row in opened if row.verdict == WRONG), next(iter(opened), None))
+    if row is None:
+        return ""
+    words = ("--llama-cpp", row.name) if row.by_nodes else ("--candidate", _candidate(row))
+    line = command_line(("llamadiff", "backend" if row.by_nodes else "compare", *run, *words))
+    return f"next   one in full: {line}" if line is not None else ""
 
 
 def as_json(found: Variants) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 from ext.file.conversion.checkpoints import MODELS, write_tokenizer
@@ -126,4 +128,8 @@ def test_the_command_says_what_to_do_next(large, converter, tmp_path):
     assert ended.exit_code == 0
     said = " ".join(ended.output.split())
     assert "Next: llamadiff port" in said
-    assert "llamadiff check" in said
+    line = next(line for line in ended.output.splitlines() if "llamadiff check" in line)
+    _, _, golden, _, model, _, candidate = shlex.split(line)
+    assert (Path(golden).is_file(), Path(model).is_file()) == (True, True)
+    assert candidate == "cmd: ENGINE {model} {tokens} {out}"
+    assert " ENGINE: what runs yours" in said

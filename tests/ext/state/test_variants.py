@@ -47,7 +47,7 @@ def found(model: Path, *names: str, patience: float = HANG, how: How = How(), n_
 
 def printed(result: Variants, tmp_path: Path) -> str:
     with (tmp_path / "table").open("w", encoding="utf-8") as file:
-        print_variants(result, make_console(file, 80))
+        print_variants(result, make_console(file, 80), ("m 1.gguf", "--tokens", "1,17"))
     return (tmp_path / "table").read_text("utf-8")
 
 
@@ -171,7 +171,8 @@ def test_a_wrong_op_is_counted_and_named(small_model, monkeypatch, tmp_path):
     assert result.rows[1].wrong == ("ffn_out-1", "l_out-1")
     text = printed(result, tmp_path)
     assert "llama.cpp's matrix product by ffn_down.weight, layer 1: it is 1.5 times what" in " ".join(text.split())
-    assert 'WRONG  1 of 3 variants are wrong\nnext   one in full: compare --candidate "llama.cpp:flash' in text
+    line = "llamadiff compare 'm 1.gguf' --tokens 1,17 --candidate llama.cpp:flash_attn=on\n"
+    assert f"WRONG  1 of 3 variants are wrong\nnext   one in full: {line}" in text
 
 
 def replace_tap(trace, name, values):
@@ -250,7 +251,8 @@ def test_on_a_device_every_node_is_judged(wrong, small_model, tmp_path, monkeypa
     assert device.judged > 1.5 * plain.judged
     assert device.ratio is None
     assert (any(name.startswith("norm-") for name in device.wrong), result.verdict == "wrong") == (wrong, wrong)
-    assert wrong or "next   one in full: backend, with threads=1\n" in printed(result, tmp_path)
+    line = "llamadiff backend 'm 1.gguf' --tokens 1,17 --llama-cpp threads=1\n"
+    assert f"next   one in full: {line}" in printed(result, tmp_path)
 
 
 @pytest.mark.parametrize(
