@@ -38,7 +38,7 @@ class Diagnosis:
     are those that come nearest, and fit not. ``harmless``: a way of computing and no mistake. ``complete``: no known
     bug was left untried for want of time. ``by_graph``: llama.cpp's graph was at hand, in which bugs are known.
     ``known_bugs``: how many there are. ``read``: where no bug is known, what the ops did, as it was read back from
-    taps.
+    taps. ``beside``: how many other bugs, proved too, are replayed with it.
     """
 
     tap: str
@@ -50,6 +50,7 @@ class Diagnosis:
     complete: bool = True
     by_graph: bool = False
     known_bugs: int = 0
+    beside: int = 0
     read: Mapping[str, tuple[Fact, ...]] = field(default_factory=dict)
 
     @property

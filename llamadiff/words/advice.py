@@ -17,6 +17,7 @@ from llamadiff.words import diagnosis_text, unjudged
 _ALONE = "each is judged by itself then"
 _REPLAY = "or run it with --explain 600: it replays every known bug through these taps"
 _FUSED = {"kq", "kq_soft_max", "kqv", "kqv_mla"}  # what a fused attention has no tensors of
+_MOST_ASKED = 8  # taps that are all asked for; of more, those that halve them
 _FEW = 3  # wrong ops without a known cause that advice is given for
 _LOOK_AT = {
     "kq": "check which K head each Q head reads (h reads h // group), and that scores have no scale or mask yet",
@@ -126,11 +127,12 @@ def _narrow_down(span: Sequence[str], rows: Sequence[Row], end: str | None = Non
     asked = [name for name in span if not (is_fused and stem(name) in _FUSED)]
     if not asked:
         return _within_attention(span[0].rsplit("-", 1)[-1], rows, end)
-    more = f" and {len(asked) - 8} more" if len(asked) > 8 else ""
     which = f"one of these ops is wrong, or {end} itself" if end else "one of these ops is the wrong one"
-    if len(asked) < len(span):
+    if len(asked) > _MOST_ASKED:
+        asked, which = [asked[len(asked) * part // 5] for part in range(1, 5)], "they say between which the fault is"
+    elif len(asked) < len(span):
         which = f"one of these ops is wrong, or attention between them{f', or {end} itself' if end else ''}"
-    return f"write {', '.join(asked[:8])}{more} next: {which if sure else _ALONE}"
+    return f"write {', '.join(asked)} next: {which if sure else _ALONE}"
 
 
 def _within_attention(layer: str, rows: Sequence[Row], end: str | None) -> str:

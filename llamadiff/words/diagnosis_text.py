@@ -76,7 +76,8 @@ def _range(run: Sequence[int]) -> list[str]:
 def proof(d: Diagnosis) -> str:
     """How far the replay, and how far the right op, is from what was recorded."""
     how = "exactly" if d.nmse == 0 else f"to an NMSE of {d.nmse:.1e}"
-    return f"replaying that gives its values {how}; the right op is off by {_size(max(d.right.values()))}"
+    that = f"that beside {d.beside} more" if d.beside else "that"
+    return f"replaying {that} gives its values {how}; the right op is off by {_size(max(d.right.values()))}"
 
 
 def nearest(d: Diagnosis) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,7 +11,17 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.explain.budget import Budget
 from llamadiff.ext.explain.case import Array, Case, NotRecordedError, Recording
 from llamadiff.ext.explain.registry import known_bugs
-from llamadiff.ext.explain.search import Fit, Key, Outcome, is_hidden, replayed, search, search_beside, search_part
+from llamadiff.ext.explain.search import (
+    Fit,
+    Key,
+    Outcome,
+    is_hidden,
+    replayed,
+    search,
+    search_beside,
+    search_part,
+    search_together,
+)
 from llamadiff.judge.fact import ROUNDINGS, Fact
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.lanes import Source
@@ -23,6 +33,7 @@ from llamadiff.trace import taps
 NEARER = 0.5  # of the right op's error: what leaves less of it is near
 READ = 3  # taps of one unknown cause that are read back
 MOST_READ = 1 << 31  # values times inputs of those taps: of large ones fewer are read
+SEVERAL = 5e10  # multiply-adds for several bugs at once
 INSIDE = 5e10  # multiply-adds after which a span is given up
 
 
@@ -34,6 +45,7 @@ class _Group:
     nearest: tuple[Fit, ...]
     complete: bool
     unclear: bool = False
+    every: tuple[Fit, ...] = ()  # that was tried at the first tap, a span
     right: dict[str, float] = field(default_factory=dict)
     found: dict[str, dict[Key, Fit]] = field(default_factory=dict)  # tap -> what fits there
 
@@ -55,6 +67,7 @@ class _Group:
         return Diagnosis(
             first, left, self.right, tuple(map(self._cause, self.fits)), tuple(map(as_cause, self.nearest)),
             bool(self.fits) and self.fits[0].harmless, self.complete,
+            beside=max((fits[best].proved for fits in self.found.values() if best in fits), default=0),
         )  # fmt: skip
 
     def _cause(self, fit: Fit) -> Cause:
@@ -128,6 +141,7 @@ def diagnose(scene: Scene, findings: Sequence[Finding]) -> tuple[Diagnosis, ...]
             scene.progress(f"looking for the cause of {finding.tap.name}")
             _join(groups, scene, finding.tap, local)
     _join_unknown(groups, scene, findings)
+    _join_several(groups, scene, findings)
     known = sum(not bug.harmless for bug in known_bugs().values()) if scene.by_graph else 0
     found = [replace(group.diagnosis(), by_graph=scene.by_graph, known_bugs=known) for group in groups]
     found = [_note_hidden_layers(d, group, scene, findings) for d, group in zip(found, groups, strict=True)]
@@ -231,7 +245,7 @@ def _join(groups: list[_Group], scene: Scene, tap: taps.Tap, local: Local) -> No
         return
     # what comes near elsewhere says nothing of a NaN, and what is further off than the right op is not near
     nearest = () if local.not_finite else tuple(fit for fit in outcome.nearest if fit.nmse < NEARER * local.nmse)
-    group = _Group(outcome.fits, nearest, outcome.complete, local.unclear)
+    group = _Group(outcome.fits, nearest, outcome.complete, local.unclear, outcome.every)
     group.add(tap.name, local.nmse, outcome.fits)
     groups.append(group)
 
@@ -248,10 +262,48 @@ def _join_unknown(groups: list[_Group], scene: Scene, findings: Sequence[Finding
                 other.add(name, local.nmse, fits)
                 stray.drop(name)
                 break
+    _order(groups, wrong)
+
+
+def _order(groups: list[_Group], wrong: Iterable[str]) -> None:
+    """Groups, and the taps of each, in graph order; without those that have none any more."""
     order = list(wrong).index
-    for group in known:
+    for group in groups:
         group.right = dict(sorted(group.right.items(), key=lambda item: order(item[0])))
     groups[:] = sorted((group for group in groups if group.right), key=lambda group: order(next(iter(group.right))))
+
+
+def _join_several(groups: list[_Group], scene: Scene, findings: Sequence[Finding]) -> None:
+    """Give spans that no single bug explains to several: in the first such one they are looked for, in others tried."""
+    wrong = {f.tap.name: (f.tap, f.local[scene.source.name]) for f in findings if scene.source.name in f.local}
+    budget = Budget(max(SEVERAL, scene.budget.left), scene.budget.until)
+    for stray in [group for group in groups if not group.fits and scene.by_graph]:
+        asked, found = False, list[_Group]()
+        for name in [*stray.right]:
+            tap, local = wrong[name]
+            if not local.span or local.unclear or local.not_finite or not (scene.thorough or _short(local)):
+                continue
+            if not found and not asked:
+                asked = True
+                found = _several(groups, scene, budget, tap, local, stray.every)
+                groups += found
+            again = [(group, _again(group, scene, tap, local)) for group in found]
+            if again and all(fits for _, fits in again):
+                stray.drop(name)
+                for group, fits in again:
+                    group.narrowed(fits)
+                    group.add(name, local.nmse, fits)
+    _order(groups, wrong)
+
+
+def _several(
+    groups: Sequence[_Group], scene: Scene, budget: Budget, tap: taps.Tap, local: Local, tried: Sequence[Fit]
+) -> list[_Group]:
+    """A group for each of several bugs in one span, the others taken for proved in it."""
+    scene.progress(f"looking for several causes of {tap.name}")
+    proved = [group.fits[0] for group in groups if group.fits and not group.fits[0].harmless]
+    case = case_of(scene.run, scene.source, tap, local)
+    return [_Group(fits, (), True) for fits in search_together(case, local.least, budget, proved, tried)]
 
 
 def _again(group: _Group, scene: Scene, tap: taps.Tap, local: Local) -> list[Fit]:

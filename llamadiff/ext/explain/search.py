@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from itertools import product, takewhile, tee
 
 import numpy as np
 
-from llamadiff.ext.explain.budget import Budget
+from llamadiff.ext.explain.budget import CONFIRMING, CONFIRMING_SECONDS, Budget
 from llamadiff.ext.explain.case import Case, NotRecordedError
 from llamadiff.ext.explain.part import Part
 from llamadiff.ext.explain.registry import Bug, Change, Changes, changes_of, known_bugs
@@ -35,6 +36,10 @@ ALONG = 0.25  # of the right op's error: what its direction does not explain
 SMALL = 0.05  # of the model's constant: a smaller one may be any
 NEARER, REFINED = 0.9, 6  # of the right op's error; how many constants of a span are solved for
 EXACT, SLOWEST = 1e-11, "misread"  # where a fit leaves no more, the bugs of the slowest family are no longer asked
+AT_ONCE, WIDE, ALIKE = 3, 4, 2  # bugs of one span beside those proved elsewhere; how many follow a set, of one bug
+SAME = 1 + 1e-6  # times what a bug leaves another one leaves that is the same to what is recorded
+LESS = 0.7  # of what a set leaves: a bug that leaves more is not the largest of three
+NEEDED = 100.0  # times what a set of bugs leaves is left without any of them
 TIE = 10.0  # fits this much worse than the best are still the best's equals, as both are rounding
 
 
@@ -86,12 +91,13 @@ class Fit:
 class Outcome:
     """Fits (several: the model cannot tell them apart), or the nearest that do not fit.
 
-    ``complete``: every known bug was tried. ``tried``: any was.
+    ``complete``: every known bug was tried. ``tried``: any was; of a span, ``every`` one that was.
     """
 
     fits: tuple[Fit, ...] = ()
     nearest: tuple[Fit, ...] = ()
     complete: bool = True
+    every: tuple[Fit, ...] = ()
 
     @property
     def tried(self) -> bool:
@@ -118,7 +124,7 @@ def search(case: Case, right: float, budget: Budget, pairs: bool = True, by_drop
     fits = _confirmed(case, base, _pairs(quick, bare, bugs, Budget(PAIRS, budget.until, budget))) if pairs else ()
     if not fits and by_drop and base.is_span(case):
         fits = _by_drop(case, base, tried, right)
-    return Outcome(fits, tuple(_nearest(tried)), complete=not budget.is_spent)
+    return Outcome(fits, tuple(_nearest(tried)), not budget.is_spent, tuple(tried) if base.is_span(case) else ())
 
 
 def search_beside(case: Case, right: float, budget: Budget, proved: Sequence[Fit]) -> Outcome:
@@ -139,6 +145,84 @@ def search_beside(case: Case, right: float, budget: Budget, proved: Sequence[Fit
     quick, bare = _quickly(replace(case, budget=budget), base, left)
     fits, _ = _one_at_once(case, base, quick, bare, left)
     return Outcome(tuple(replace(fit, steps=(*steps, *fit.steps), proved=len(steps)) for fit in fits))
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Bugs in a span, of which the first were ``proved`` elsewhere, the nodes with them, and what they leave."""
+
+    left: float
+    steps: tuple[Change, ...]
+    nodes: Subgraph
+    proved: int = 0
+
+
+def search_together(
+    case: Case, right: float, budget: Budget, proved: Sequence[Fit], tried: Sequence[Fit]
+) -> tuple[tuple[Fit, ...], ...]:
+    """Several bugs in a span, beside those that were proved elsewhere: what fits of each; none if no few explain it.
+
+    The bug after which the least is left comes first, then the one that does so of what is left: sets of bugs are
+    looked at in the order of what they leave, those with proved ones first. ``tried``: single ones, of which none
+    explains it.
+    """
+    try:
+        base = _right(case, right)
+    except NotRecordedError:
+        return ()
+    known, nodes = _with_proved(case, base, [step for fit in proved for step in fit.own])
+    waiting = [*_followed(case, _Set(right, (), base), tried)]
+    if known and (left := _error(case, nodes)) < right:
+        waiting.append(_Set(left, known, nodes, len(known)))
+    while waiting and not budget.is_spent:
+        nearest = min(waiting, key=lambda each: (-each.proved, each.left))
+        waiting.remove(nearest)
+        fits, more = _next_bugs(case, nearest, budget)
+        for fit in fits[:1]:
+            steps = (*nearest.steps, *fit.steps)
+            again = [Budget(CONFIRMING, budget.until + CONFIRMING_SECONDS) for _ in steps]
+            every = [_beside(case, base, steps, own, fit.nmse, again[own]) for own in range(nearest.proved, len(steps))]
+            if all(every):
+                return tuple(every)
+        if len(nearest.steps) - nearest.proved + 2 <= AT_ONCE:
+            waiting += _followed(case, nearest, more)
+    return ()
+
+
+def _beside(
+    case: Case, base: Subgraph, steps: Sequence[Change], own: int, nmse: float, budget: Budget
+) -> tuple[Fit, ...]:
+    """One of a set's bugs beside the others, or what fits in its place; none where little is left without it."""
+    others, nodes = _with_proved(case, base, (*steps[:own], *steps[own + 1 :]))
+    left = _error(case, nodes)
+    if left < NEEDED * nmse:
+        return ()
+    fits, _ = _next_bugs(case, _Set(left, others, nodes), budget)
+    return tuple(
+        Fit((*others, *fit.steps), fit.nmse, proved=len(others)) for fit in fits or (Fit((steps[own],), nmse),)
+    )
+
+
+def _next_bugs(case: Case, some: _Set, budget: Budget) -> tuple[tuple[Fit, ...], list[Fit]]:
+    """What fits of single bugs beside a set, and what was tried."""
+    case = replace(_with_limits(case, some.left), budget=budget.beyond())
+    try:
+        quick, bare = _quickly(replace(case, budget=budget), some.nodes, some.left, anyhow=True)
+        return _one_at_once(case, some.nodes, quick, bare, some.left)
+    except NotRecordedError:  # or out of time
+        return (), []
+
+
+def _followed(case: Case, some: _Set, tried: Iterable[Fit]) -> Iterator[_Set]:
+    """A set with one bug more: with those that leave the least of what it leaves; of those that leave the same, one."""
+    count, last = Counter[str](), 0.0
+    for fit in sorted((fit for fit in tried if fit.nmse < LESS * some.left), key=lambda fit: fit.nmse):
+        name = fit.causes[0]
+        if fit.harmless or fit.nmse <= SAME * last or count[name] == ALIKE or count.total() == WIDE:
+            continue
+        count[name], last = count[name] + 1, fit.nmse
+        more, nodes = _with_proved(case, some.nodes, fit.steps)
+        yield _Set(fit.nmse, (*some.steps, *more), nodes, some.proved)
 
 
 def _with_proved(case: Case, base: Subgraph, proved: Iterable[Change]) -> tuple[tuple[Change, ...], Subgraph]:
@@ -208,13 +292,17 @@ def _roughly(case: Case, base: Subgraph) -> float:
     return case.nmse_between(rough, exact)
 
 
-def _quickly(case: Case, base: Subgraph, right: float) -> tuple[Case, Subgraph]:
-    """The case in one arithmetic, with limits as wide as arithmetics lie apart; as it is, where that is too wide."""
+def _quickly(case: Case, base: Subgraph, right: float, anyhow: bool = False) -> tuple[Case, Subgraph]:
+    """The case in one arithmetic, with limits as wide as arithmetics lie apart; as it is, where that is too wide.
+
+    ``anyhow``: then with what separates, to be confirmed.
+    """
     one = replace(case, run=replace(case.run, carrier=case.carrier.first))
     apart = max(case.nmse_between(x, base.compute(case)[0]) for x in base.compute(case))
     limit = (math.sqrt(case.limit) + FURTHER * math.sqrt(apart)) ** 2
-    if limit > SEPARATES * right:
+    if limit > SEPARATES * right and not anyhow:
         return case, base
+    limit = min(limit, SEPARATES * right)
     return replace(one, limit=limit, slack=max(case.slack, limit)), base.afresh
 
 
