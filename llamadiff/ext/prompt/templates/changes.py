@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from jinja2 import Environment, Template, nodes
@@ -46,6 +47,34 @@ class Change:
         if self.tree is not None:
             self.tree(tree)
         return compiled(made, tree)
+
+
+def together(*changes: Change) -> Change:
+    """Several mistakes as one change, made one after another."""
+
+    def chain(functions: Iterable[Callable[..., Any] | None]) -> Callable[..., Any] | None:
+        made = [function for function in functions if function is not None]
+
+        def call(value: Any, *more: Any) -> Any:
+            return reduce(lambda x, function: function(x, *more), made, value)
+
+        return call if made else None
+
+    def every(functions: Iterable[Callable[[Any], None] | None]) -> Callable[[Any], None] | None:
+        made = [function for function in functions if function is not None]
+
+        def call(value: Any) -> None:
+            for function in made:
+                function(value)
+
+        return call if made else None
+
+    return Change(
+        " + ".join(each.name for each in changes), " and ".join(each.says for each in changes),
+        "; ".join(each.fix for each in changes), every(each.environment for each in changes),
+        chain(each.source for each in changes), every(each.tree for each in changes),
+        chain(each.conversation for each in changes), chain(each.text for each in changes),
+    )  # fmt: skip
 
 
 def having(**values: Any) -> Callable[[Conversation], Conversation]:

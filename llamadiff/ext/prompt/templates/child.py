@@ -13,6 +13,7 @@ from llamadiff.ext.prompt.chat_template import answers, environment, rendered
 from llamadiff.ext.prompt.templates.changes import FUNCTIONS, TOKENS, WHITE, Change
 from llamadiff.ext.prompt.templates.conversation_changes import MESSAGES
 from llamadiff.ext.prompt.templates.own_changes import KNOWN, own_changes
+from llamadiff.ext.prompt.templates.several import Cases, several
 from llamadiff.ext.prompt.templates.traced import Traced
 
 Conversation = Mapping[str, Any]
@@ -22,14 +23,16 @@ PATIENCE = 20.0  # seconds of work for causes
 
 
 def main() -> None:
-    """A request's answer; ``wanted`` asks for causes."""
+    """A request's answer; ``wanted`` asks for causes, and ``parted`` for several of those that come first."""
     answers(_answered)
 
 
 def _answered(
-    template: str, conversations: Sequence[Conversation], wanted: Sequence[str | None] | None = None
+    template: str, conversations: Sequence[Conversation], wanted: Sequence[str | None] | None = None, parted: int = 0
 ) -> Mapping[str, Any]:
     try:
+        if wanted is not None and parted:
+            return _several(template, conversations, wanted, parted)
         if wanted is not None:
             return {"causes": list(_causes(template, conversations, wanted))}
         traced = Traced(environment(), template)
@@ -100,6 +103,27 @@ def _causes(template: str, conversations: Sequence[Conversation], wanted: Sequen
                 found = True
         if found:
             return
+
+
+def _several(
+    template: str, conversations: Sequence[Conversation], wanted: Sequence[str | None], parted: int
+) -> Mapping[str, Any]:
+    """Several changes that together give the texts that are wanted, and how many of the first ones they leave."""
+    tree, until, usual = environment().parse(template), process_time() + PATIENCE, environment().from_string(template)
+    made = dict[str, Template | None]()
+
+    def text(change: Change, conversation: Conversation) -> str | None:
+        if change.name not in made:
+            try:
+                made[change.name] = change.template(template, usual)
+            except (TemplateError, RecursionError, LookupError, AttributeError):  # one took what another changes
+                made[change.name] = None
+        found = made[change.name]
+        return None if found is None else _text(change, found, conversation)
+
+    cases = Cases(conversations, wanted, parted, text, lambda: process_time() >= until)
+    changes, left = several(cases, [*NAMED, *own_changes(tree, template, tuple(_words(tree)["variables"]))])
+    return {"causes": [[each.name, each.says, each.fix] for each in changes], "left": left}
 
 
 def _fits(change: Change, source: str, usual: Template, cases: Iterator[tuple[Conversation, str | None]]) -> bool:

@@ -26,6 +26,10 @@ def print_templates(found: Templates, console: Console) -> None:
     """The verdict, what to do, the smallest conversations with both texts, and what was not looked at."""
     page = Page(console)
     page.paragraph(Text(f"{found.verdict.upper()}  ", page.style_of(found.verdict)), page.data(headline(found), 1000))
+    if found.mistakes:
+        page.blank()
+    for cause in found.mistakes:
+        page.print_labelled("fix", page.data(cause.fix, 1000))
     for place in found.places:
         _put_place(page, found, place)
     page.blank()
@@ -45,6 +49,11 @@ def headline(found: Templates) -> str:
     share = f"in {found.parted} of {every} conversations"
     if found.apart is not None:
         return f"template: {_apart(found, found.apart)}; other prompts {share}"
+    if found.mistakes:
+        says = "; ".join(cause.says for cause in found.mistakes)
+        count = f"{len(found.mistakes)} mistakes: " if found.mistakes[1:] else ""
+        part = f"; {found.left} of these ({found.left / found.parted:.0%}) part besides, for no known reason"
+        return f"{count}template: the candidate {says}, {share}{part * bool(found.left)}"
     where = f"; the smallest has {messages_of(first.smallest.conversation)}"
     if first.causes and first.count == found.parted:
         return f"template: the candidate {first.causes[0].says}, {share}{where}"
@@ -98,6 +107,9 @@ def _put_place(page: Page, found: Templates, place: Place) -> None:
     part, causes = place.smallest, place.causes if found.apart is None else ()  # two texts show what they do otherwise
     if found.apart is not None:
         page.print_labelled("place", f"{place.count} of {found.parted} prompts")
+    elif found.mistakes:
+        if place.count == found.left:
+            page.print_labelled("besides", f"{place.count} of {found.parted}: no known mistake explains them")
     elif place.count < found.parted:
         says = f"the candidate {causes[0].says}" if causes else "no known mistake explains them"
         page.print_labelled("place", page.data(f"{place.count} of {found.parted}: {says}", 1000))
@@ -134,7 +146,9 @@ def as_json(found: Templates) -> str:
     about: dict[str, Any] = {
         "schema": SCHEMA, "verdict": found.verdict, "headline": headline(found), "model": str(found.source.path),
         "candidate": found.candidate, "conversations": len(chosen.conversations), "needed": chosen.needed,
-        "refused": chosen.refused, "parted": found.parted, "lacking_bos": found.lacking_bos,
+        "refused": chosen.refused, "parted": found.parted, "left": found.left,
+        "mistakes": [{"name": each.name, "says": each.says, "fix": each.fix} for each in found.mistakes],
+        "lacking_bos": found.lacking_bos,
         "apart": found.apart,
         "ways": [{"name": each.way.slot, "says": each.way.says, "count": each.count} for each in found.ways],
         "branches": len(found.branches), "reached": len(chosen.reached),

@@ -67,6 +67,13 @@ class Source:
         """What known mistake gives exactly these texts; None is a failure."""
         return [Cause(*each) for each in self._asked(conversations, wanted=wanted)["causes"]]
 
+    def several(
+        self, conversations: Sequence[Conversation], wanted: Sequence[str | None], parted: int
+    ) -> tuple[Sequence[Cause], Sequence[int]]:
+        """Known mistakes that together give the first ``parted`` of these texts, and the numbers of those left."""
+        found = self._asked(conversations, wanted=wanted, parted=parted)
+        return [Cause(*each) for each in found["causes"]], found["left"]
+
     def _asked(self, conversations: Sequence[Conversation], **more: Any) -> Mapping[str, Any]:
         given = [{**self.tokens, **conversation} for conversation in conversations]
         request = {"template": self.template, "conversations": given, **more}

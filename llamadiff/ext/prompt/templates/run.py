@@ -51,6 +51,7 @@ class Templates:
     """A candidate's prompts against the template's, of what a server makes of conversations in its ``ways``.
 
     ``lacking_bos``: those without a BOS token that tokenizing adds. ``apart``: where the texts of two templates part.
+    ``mistakes``: several that explain together what no single one does, but for ``left`` conversations.
     """
 
     source: Source
@@ -62,6 +63,8 @@ class Templates:
     lacking_bos: int = 0
     ways: tuple[TakenWay, ...] = ()
     apart: TextParting | None = None
+    mistakes: Sequence[Cause] = ()
+    left: int = 0
 
     @property
     def verdict(self) -> str:
@@ -100,10 +103,10 @@ def template(path: Path, candidate: str, patience: float, progress: Progress = s
         ]
         parted = [each for each in partings if each is not None]
         progress("looking for causes")
-        places = list(_places(compared, parted, right))
+        mistakes, left, places = _explained(compared, parted, right)
     other = template_of(candidate, source)
     apart = text_parting(source.template, other.template) if other is not None else None
-    return Templates(source, candidate, chosen, branches, len(parted), places, lacking_bos, ways, apart)
+    return Templates(source, candidate, chosen, branches, len(parted), places, lacking_bos, ways, apart, mistakes, left)
 
 
 class _Compared:
@@ -209,16 +212,43 @@ def _line(pieces: Sequence[tuple[int, str]], offset: int) -> int | None:
     return found
 
 
-def _places(compared: _Compared, parted: Sequence[Parting], right: Sequence[Parting]) -> Iterator[Place]:
-    """One place where one cause explains all; else one for each line, with what explains it."""
+def _explained(
+    compared: _Compared, parted: Sequence[Parting], right: Sequence[Parting]
+) -> tuple[Sequence[Cause], int, list[Place]]:
+    """Several mistakes, how many they leave, and the places: one where one cause explains all, or several do all but
+    a few, which are another; else one for each line, with what explains it.
+    """
     parted = sorted(parted, key=lambda each: (len(each.ours), len(str(each.conversation))))
+    causes = _causes(compared, parted, right) if parted else ()
+    if causes or not parted:
+        return (), 0, [Place(compared.smaller(each), len(parted), causes) for each in parted[:1]]
+    mistakes, left = _several(compared, parted, right)
+    if mistakes:
+        shown = [(parted[0], len(parted) - len(left))] if 0 not in left else []
+        shown += [(parted[left[0]], len(left))] if left else []
+        return mistakes, len(left), [Place(compared.smaller(each), count) for each, count in shown]
+    return (), 0, list(_by_line(compared, parted, right))
+
+
+def _by_line(compared: _Compared, parted: Sequence[Parting], right: Sequence[Parting]) -> Iterator[Place]:
+    """A place for each line at which some part, the first ones."""
     groups = dict[int | None, list[Parting]]()
     for each in parted:
         groups.setdefault(each.line, []).append(each)
-    causes = _causes(compared, parted, right) if parted else ()
-    for group in list(groups.values())[: 1 if causes else FEW]:
-        found = causes or (_causes(compared, group, right) if len(groups) > 1 else ())
-        yield Place(compared.smaller(group[0]), len(parted) if causes else len(group), found)
+    for group in list(groups.values())[:FEW]:
+        found = _causes(compared, group, right) if len(groups) > 1 else ()
+        yield Place(compared.smaller(group[0]), len(group), found)
+
+
+def _several(
+    compared: _Compared, parted: Sequence[Parting], right: Sequence[Parting]
+) -> tuple[Sequence[Cause], Sequence[int]]:
+    """What together gives the candidate's texts of these conversations, and the numbers of those that it leaves."""
+    given = [compared.as_given(each.conversation) for each in (*parted, *right)]
+    if any(each is None for each in given):
+        return (), ()
+    wanted = [each.theirs for each in (*parted, *right)]
+    return compared.source.several([each for each in given if each is not None], wanted, len(parted))
 
 
 def _causes(compared: _Compared, parted: Sequence[Parting], right: Sequence[Parting]) -> Sequence[Cause]:

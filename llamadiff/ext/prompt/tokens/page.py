@@ -72,7 +72,8 @@ def headline(found: Tokens) -> str:
     """The finding in a sentence."""
     every, name = found.texts, found.candidate
     if found.verdict == WRONG:
-        return f"tokenizer: {_wrong(found)}"
+        count = len(found.explanation.mistakes) if found.explanation is not None and not found.file_faults else 1
+        return f"{f'{count} mistakes: ' if count > 1 else ''}tokenizer: {_wrong(found)}"
     if found.verdict == UNCHECKED:
         return f"tokenizer: llama.cpp and {name} part for {found.doubted} of {every} texts: one of them is wrong"
     if _is_alone(found):
@@ -94,7 +95,7 @@ def _wrong(found: Tokens) -> str:
         faults = "; ".join(f"{each.where} {each.says}" for each in found.file_faults[:MOST_FAULTS])
         return f"{found.model}: {faults}; other ids than {name}'s {share}{_left(found)}"
     if found.explanation is not None:
-        says = " and ".join(change.says for change in found.explanation.mistakes)
+        says = "; ".join(change.says for change in found.explanation.mistakes)
         if found.wrong == FILE:
             return f"{found.model} is not {name}, which {says}; other ids {share}{_left(found)}"
         return f"{name} {says}; other ids than llama.cpp's {share}{_left(found)}"
@@ -107,7 +108,8 @@ def _wrong(found: Tokens) -> str:
 def _left(found: Tokens) -> str:
     """How many texts what is named does not explain."""
     left = len(found.explanation.left) if found.explanation is not None else 0
-    return f", {found.parted - left} of them by that; {left} part besides, for no known reason" if left else ""
+    share = f"{left} ({left / found.parted:.1%})" if left else ""
+    return f", {found.parted - left} of them by that; {share} part besides, for no known reason" if left else ""
 
 
 def _is_alone(found: Tokens) -> bool:

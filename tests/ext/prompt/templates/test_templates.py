@@ -93,10 +93,12 @@ def test_all_mistakes_of_the_engine_are_tried():
 
 
 @pytest.mark.slow
-def test_two_mistakes_show_at_their_lines(written):
-    result = found(written(), engine("trim-ignored", "parts-lines"))
-    named = [place.causes[0].name for place in result.places]
-    assert (result.verdict, named) == ("wrong", ["trim-ignored", "parts-lines"])
+@pytest.mark.parametrize("made", [("trim-ignored", "parts-lines"), ("bos-twice", "newline-added")])
+def test_two_mistakes_are_counted_and_named(made, written):
+    result = found(written(), engine(*made))
+    assert (result.verdict, result.left, len(result.places)) == ("wrong", 0, 1)
+    assert {each.name for each in result.mistakes} == set(made)
+    assert headline(result).startswith("2 mistakes: template: the candidate ")
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def test_two_mistakes_are_both_named(vocabulary):
     two = ("--mistake", "bos-missing", "--mistake", "nfkc")
     found = tokens(vocabulary("llama-spm"), engine(vocabulary("llama-spm"), *two))
     assert {each.name for each in found.explanation.mistakes} == {"bos-missing", "normalized"}
+    assert headline(found).startswith("2 mistakes: tokenizer: ")
 
 
 BYTES = [chr(b) if chr(b).isprintable() and b != 0xAD and b > 32 else chr(256 + b) for b in range(256)]  # GPT-2's,
@@ -161,10 +162,12 @@ def test_a_mistake_that_explains_nearly_all_is_named_with_its_share(vocabulary, 
     own.write_text(NEARLY.format(path=str(path), rules=rules, odd=odd, more=more), "utf-8")
     found = tokens(path, f"{own}:ids", 800)
     assert [each.name for each in (found.explanation.mistakes if found.explanation else ())] == named
+    assert headline(found).startswith("2 mistakes: ") == (len(named) == 2)
     left = len(found.explanation.left) if found.explanation else 0
     assert (0 < left < 80) == (len(named) == 1)
     if left:
-        says = f"{found.parted - left} of them by that; {left} part besides, for no known reason"
+        share = f"{left} ({left / found.parted:.1%})"
+        says = f"{found.parted - left} of them by that; {share} part besides, for no known reason"
         assert says in headline(found)
         assert found.examples[0].is_left
         assert found.examples[0].text == odd
