@@ -47,13 +47,9 @@ def headline(found: Templates) -> str:
         return f"the candidate renders all {every} conversations as the template says{own}"
     first = found.places[0]
     share = f"in {found.parted} of {every} conversations"
-    if found.apart is not None:
-        return f"template: {_apart(found, found.apart)}; other prompts {share}"
-    if found.mistakes:
-        says = "; ".join(cause.says for cause in found.mistakes)
-        count = f"{len(found.mistakes)} mistakes: " if found.mistakes[1:] else ""
-        part = f"; {found.left} of these ({found.left / found.parted:.0%}) part besides, for no known reason"
-        return f"{count}template: the candidate {says}, {share}{part * bool(found.left)}"
+    if found.apart is not None or found.mistakes:
+        text = None if found.apart is None else f"template: {_text(found, found.apart)}; other prompts {share}"
+        return text or _several(found, share)
     where = f"; the smallest has {messages_of(first.smallest.conversation)}"
     if first.causes and first.count == found.parted:
         return f"template: the candidate {first.causes[0].says}, {share}{where}"
@@ -63,7 +59,15 @@ def headline(found: Templates) -> str:
     return f"template: the candidate parts from it{at}, {share}{where}"
 
 
-def _apart(found: Templates, apart: TextParting) -> str:
+def _several(found: Templates, share: str) -> str:
+    """The mistakes of which none alone explains all that parts."""
+    says = "; ".join(cause.says for cause in found.mistakes)
+    count = f"{len(found.mistakes)} mistakes: " if found.mistakes[1:] else ""
+    part = f"; {found.left} of these ({found.left / found.parted:.0%}) part besides, for no known reason"
+    return f"{count}template: the candidate {says}, {share}{part * bool(found.left)}"
+
+
+def _text(found: Templates, apart: TextParting) -> str:
     """Where two templates part as texts."""
     return apart.says(found.source.path.name, found.candidate)
 
@@ -94,7 +98,7 @@ def notes(found: Templates) -> list[str]:
     for each in found.ways:
         lines.append(f"no mistake of {each.count} prompts: the server {each.way.says}")
     if found.apart is not None:
-        unseen = f"{_apart(found, found.apart)}; no conversation that was made shows it"
+        unseen = f"{_text(found, found.apart)}; no conversation that was made shows it"
         lines.append(CONVERT if found.parted else unseen)
     if found.lacking_bos:
         bos = found.source.tokens["bos_token"]
