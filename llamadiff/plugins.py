@@ -82,6 +82,10 @@ class Slice:
         """What is wrong with what was given as a model, trace, candidate or prompt, or as the names of taps."""
         return None
 
+    def usage(self, error: Exception, commands: Mapping[str, Any], words: Sequence[str]) -> str | None:
+        """What is wrong with the words of a command line that was not understood; ``commands`` by their names."""
+        return None
+
     def comparison_of(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
         """What compares a model with a candidate that is no trace of the same run: a file, steps, a server."""
         return None

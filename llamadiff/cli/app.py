@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from itertools import chain
 from typing import Annotated, Any
@@ -11,7 +12,6 @@ import typer
 from llamadiff import plugins
 from llamadiff.cli.command import PANELS
 from llamadiff.cli.commands import COMMANDS
-from llamadiff.system.commands import quote
 from llamadiff.system.errors import UserError
 
 ABOUT = """llamadiff says which operation of an LLM inference engine is wrong, and why.
@@ -44,10 +44,15 @@ class OneCommand(typer.core.TyperCommand):
 class Page(typer.core.TyperGroup):
     """The command line's help: a page for 80 columns and 40 lines, a line a command."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in self.commands and args[0].endswith(".gguf"):
-            raise UserError(f"{args[0]}: is no command; llamadiff compare {' '.join(map(quote, args[:2]))}")
-        return super().resolve_command(ctx, args)
+    def main(self, *given: Any, **more: Any) -> Any:
+        try:
+            return super().main(*given, **more)
+        except Exception as error:
+            refused, words = error, [*(given[0] if given else more.get("args") or sys.argv[1:])]
+            if not hasattr(error, "format_message"):
+                raise
+            said = plugins.ask_first(lambda each: each.usage(refused, self.commands, words))
+            raise (error if said is None else UserError(said)) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         every: Iterable[tuple[str, Any]] = self.commands.items()

@@ -83,20 +83,8 @@ def reason(error: BaseException, unnamed: str = "standard output") -> str:
     if isinstance(error, OSError):
         return f"{error.filename or unnamed}: {error.strerror or error}"
     if hasattr(error, "format_message"):  # the command line was not understood
-        context = getattr(error, "ctx", None)
-        said, command = error.format_message(), getattr(context, "info_name", None)
-        quote = '; words that belong together stand in quotes: "Once upon a time"' if "extra argument" in said else ""
-        own = f"llamadiff {command} --help" if command in sys.argv[1:2] else "llamadiff --help"
-        examples = str(getattr(getattr(context, "command", None), "epilog", None)).split("\n\n")[1:2]
-        such = f"; such as {examples[0].partition('   ')[0]}" if examples and said.startswith("Missing arg") else ""
-        return f"{said.removesuffix('.') if such else said}{_refused_value(error)}{quote}{such} ({own})"
+        return f"{error.format_message()} (llamadiff --help)"
     return f"a fault in llamadiff, please report it: {type(error).__name__}: {error} ({_place(error)})"
-
-
-def _refused_value(error: BaseException) -> str:
-    """The value that was refused, where typer's message leaves it out."""
-    errors: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
-    return f": {errors[0]['input']}" if errors and "input" in errors[0] else ""
 
 
 def _place(error: BaseException) -> str:

@@ -314,7 +314,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unknown option": ((*COMPARE, "--colour"), ("--colour", "--help")),
     "unknown command": (("compair",), ("compair", "--help")),
     "missing argument": (("compare",), ("MODEL", "--help")),
-    "a prompt without quotes": (("compare", "good.gguf", "Once", "upon", "a"), ("(upon a)", 'quotes: "Once upon a')),
+    "a prompt without quotes": (("compare", "good.gguf", "Once", "upon", "a"), ("upon a", "--help")),
     "chat without prompt": ((*COMPARE, "--chat"), ("--chat needs a prompt",)),
     "chat without template": (("compare", "text.gguf", "hi", "--chat"), ("no chat template", "leave out --chat")),
     "candidate of nothing": ((*COMPARE, "--candidate", "no-such"), ("--candidate no-such",)),

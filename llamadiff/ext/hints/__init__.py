@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llamadiff.plugins import Slice
 
@@ -27,6 +27,11 @@ class Hints(Slice):
         if place == "prompt":
             return mistaken_prompt(str(given))
         return mistaken_candidate(str(given)) if place == "candidate" else mistaken_file(Path(given), place)
+
+    def usage(self, error: Exception, commands: Mapping[str, Any], words: Sequence[str]) -> str:
+        from llamadiff.ext.hints.usage import mistaken_usage
+
+        return mistaken_usage(error, commands, words)
 
     def other_file(self, bench: Bench, study: Study, given: Trace) -> Check | None:
         from llamadiff.ext.hints.other_weights import other_weights, refuse_other_model

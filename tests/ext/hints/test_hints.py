@@ -131,7 +131,7 @@ REFUSED = {
     ("compare", "m.gguf", "localhost:8080"): "looks like a server; give --candidate http://localhost:8080 and a prompt",
     ("compare", "m.gguf", "mine.safetensor"): "mine.safetensor: no such trace; mine.safetensors is there",
     ("m.gguf", "Once upon"): "m.gguf: is no command; llamadiff compare m.gguf 'Once upon'",
-    ("compare",): "Missing argument 'MODEL'; such as llamadiff compare model.gguf \"Once upon a time\" (",
+    ("compare",): 'compare: MODEL is missing: a .gguf file; such as llamadiff compare model.gguf "Once upon a time" (',
 }
 
 
