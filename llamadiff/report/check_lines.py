@@ -15,22 +15,25 @@ from rich.text import Text
 
 from llamadiff.judge.verdict import is_right
 from llamadiff.report.terminal.escape import escape_line
-from llamadiff.report.terminal.page import Page
+from llamadiff.report.terminal.page import PROSE, Page
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Positions
 from llamadiff.words.provenance import provenance
 from llamadiff.words.repairs import repairs_of
 
-_LONG, _BLANK = 4000, " " * 8  # cells
-_FIXES = 3  # causes of one trace that have their fix beside it
+_LONG, _FIXES, _BLANK = 4000, 3, " " * 8  # cells of a line; causes that have their fix beside them
 
 
 def put_check(page: Page, path: Path, result: Comparison) -> None:
     """Print the finding of a trace, and the statistics over positions; what to do and the provenance of what failed."""
-    console = page.console
-    style = page.style_of(result.verdict) if console.color_system and not console.no_color else ""
+    style = page.style_of(result.verdict) if page.console.color_system and not page.console.no_color else ""
     word = Text.assemble((result.verdict.upper(), style)).append(" " * max(2, len(_BLANK) - len(result.verdict)))
-    page.paragraph(word, f"{path_text(path)}: {escape_line(result.headline, _LONG)}")
+    name, headline = f"{path_text(path)}:", escape_line(result.headline, _LONG)
+    if word.cell_len + len(name) < min(page.width, PROSE):
+        page.paragraph(word, f"{name} {headline}")
+    else:  # a path is not broken
+        page.console.print(word.append(name), soft_wrap=True)
+        page.paragraph(_BLANK, headline)
     said = [in_words(result.positions)] if result.positions is not None else []
     if not is_right(result.verdict):
         said += [f"fix: {escape_line(each.fix, _LONG)}" for each in repairs_of(result)[:_FIXES] if each.fix]

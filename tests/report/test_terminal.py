@@ -302,3 +302,11 @@ def test_a_check_is_coloured_where_colours_are_shown(
     assert plain.startswith(f"{result.verdict.upper():6}  captures/a.safetensors: ")
     assert max(map(cell_len, plain.splitlines())) <= 60
     assert ("fix: " in plain) == any(each.fix for each in repairs_of(result))
+
+
+def test_no_path_of_a_check_is_broken() -> None:
+    file, path = io.StringIO(), Path("long" * 40, "a.safetensors")
+    put_check(Page(make_console(file, 80)), path, REPORTS["wrong RoPE"])
+    first, second, *_ = file.getvalue().splitlines()
+    assert first == f"WRONG   {path}:"
+    assert second.startswith("        RoPE")
