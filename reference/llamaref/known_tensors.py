@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import gguf
 
@@ -19,7 +20,26 @@ def stem_of(name: str) -> tuple[int | None, str]:
 
 def known_stems(architecture: str) -> frozenset[str] | None:
     """The stems that files of an architecture may have; None of an architecture that gguf-py does not know."""
-    number = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), None)
+    number = _number_of(architecture)
     if number is None:
         return None
     return frozenset(gguf.TENSOR_NAMES[tensor].removeprefix("blk.{bid}.") for tensor in gguf.MODEL_TENSORS[number])
+
+
+def usual_names(architecture: str, layers: int) -> Callable[[str], str | None]:
+    """What llama.cpp's converters call a parameter of a checkpoint; None for one, or an architecture, not known."""
+    number = _number_of(architecture)
+    if number is None:
+        return lambda parameter: None
+    names = gguf.get_tensor_name_map(number, layers)
+
+    def usual(parameter: str) -> str | None:
+        plain = parameter.replace("language_model.", "")
+        found = (names.get_name(each, (".weight", ".bias")) for each in (parameter, plain, f"model.{plain}"))
+        return next(filter(None, found), None)
+
+    return usual
+
+
+def _number_of(architecture: str) -> gguf.MODEL_ARCH | None:
+    return next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), None)

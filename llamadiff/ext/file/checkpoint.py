@@ -15,22 +15,23 @@ from llamadiff import plugins
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.file.against import OtherSide, label_of
 from llamadiff.ext.file.architectures import IGNORED, TABLES, Origin, Table
+from llamadiff.ext.file.by_names import pairs_by_names
 from llamadiff.ext.file.config_keys import Stated, metadata_oddities, model_types, rope_tensors, stated_by
 from llamadiff.ext.file.decides import module_oddities, routing_oddities
 from llamadiff.ext.file.explain import Guess, explained
 from llamadiff.ext.file.mistakes import Made, guesses_of
-from llamadiff.ext.file.pairs import FLOOR, Measured, Pair, in_file, with_lacking_scale
+from llamadiff.ext.file.pairs import Measured, Pair, floor_of, in_file, with_lacking_scale
 from llamadiff.ext.file.rules import assumptions
 from llamadiff.ext.file.safetensors_files import open_checkpoint
 from llamadiff.ext.file.transforms import TRANSFORMS, Sizes, cut_qkv, joined_experts
 from llamadiff.ext.file.views import Stored, concatenated
 from llamadiff.ext.file.weight_faults import heads_of
-from llamadiff.numerics.tolerances import ROUNDING
 from llamadiff.result.oddity import CheckpointTokenizer, Oddity
 from llamadiff.system.errors import UserError
 from llamadiff.trace.stated import read_json
 
 MAX_CONFIG = 1 << 22
+COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of config.json
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 QKV = ("attn_q", "attn_k", "attn_v")
 _SUFFIX = re.compile(r"\.(weight|bias)$")
@@ -168,7 +169,7 @@ class Checkpoint(OtherSide):
     def pairs(self) -> Sequence[Pair]:
         weights = self.model.weights
         return [
-            Pair(in_file(self.model, name), made.view, made.says, _floor(made))
+            Pair(in_file(self.model, name), made.view, made.says, floor_of(made.rule, made.view.kind))
             for name, made in self.made.items() if _plain(made.view.shape) == _plain(weights.shape(name))
         ]  # fmt: skip
 
@@ -238,8 +239,8 @@ class Checkpoint(OtherSide):
         yield from guesses_of(pair, self.made, self.sizes)
 
 
-class CheckpointKeys(OtherSide):
-    """A directory of an architecture whose conversion no table knows: what is no tensor. Raises UserError for none."""
+class CheckpointByNames(OtherSide):
+    """A directory of an architecture whose conversion no table knows. Raises UserError for none."""
 
     def __init__(self, model: ModelFile, folder: Path) -> None:
         self.model, self.folder, self.label = model, folder, label_of(folder)
@@ -248,7 +249,15 @@ class CheckpointKeys(OtherSide):
         self.ids = self.tokenizer.ids(model) if self.tokenizer is not None else ()
 
     def pairs(self) -> Sequence[Pair]:
-        return ()
+        return self._pairs
+
+    @cached_property
+    def _pairs(self) -> list[Pair]:
+        """None where the directory has no weights that are read."""
+        try:
+            return list(pairs_by_names(self.model, open_checkpoint(self.folder)[0]))
+        except UserError:
+            return []
 
     def oddities(self) -> Iterator[Oddity]:
         yield from routing_oddities(self.model, self.config)
@@ -257,16 +266,19 @@ class CheckpointKeys(OtherSide):
         yield from (found for found in self.ids if isinstance(found, Oddity))
 
     def explain(self, measured: Measured) -> Oddity:
-        raise AssertionError(f"{measured.pair.name} was not compared")
+        return with_lacking_scale(explained(measured, (), heads_of(self.model, measured.pair.name)), measured.pair)
 
     def unchecked(self) -> Iterator[tuple[str, str]]:
+        compared = {pair.name for pair in self._pairs}
         for name in self.model.tensors:
-            yield name, "was not compared"
+            if name not in compared and name not in COMPUTED:
+                yield name, "was not compared"
 
     def notes(self) -> Iterator[str]:
         yield (
-            f"no table says how {self.model.architecture}'s tensors are converted: how experts are chosen, pooling and "
-            f"the tokenizer were compared; tables are there for {', '.join(TABLES)}"
+            f"no table says how {self.model.architecture}'s tensors are converted: they were found by the converters' "
+            f"names, and of metadata how experts are chosen, pooling and the tokenizer were compared; tables are there "
+            f"for {', '.join(TABLES)}"
         )
         yield from (found for found in self.ids if isinstance(found, str))
 
@@ -298,12 +310,6 @@ def _canonical(name: str, table: Table) -> str:
 def _pattern(name: str) -> str:
     """A name without its suffix, whatever the layer and the expert."""
     return re.sub(r"(?<=\.)(\{\w\}|[0-9]+)(?=\.)", "N", f".{_SUFFIX.sub('', name)}.").strip(".")
-
-
-def _floor(made: Made) -> float:
-    """What is lost in the making: nothing, but where sums of 16-bit values were rounded to such again."""
-    kind = made.view.kind.lower()
-    return max(FLOOR, 8 * ROUNDING[kind]) if made.rule in ("plus one", "-exp") and kind in ROUNDING else FLOOR
 
 
 def _plain(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from llamadiff.ext.file.adapter import fitted
 from llamadiff.ext.file.against import OtherSide, compare_weights
 from llamadiff.ext.file.alone import inspect
 from llamadiff.ext.file.architectures import TABLES
-from llamadiff.ext.file.checkpoint import Checkpoint, CheckpointKeys
+from llamadiff.ext.file.checkpoint import Checkpoint, CheckpointByNames
 from llamadiff.ext.file.dump import WeightDump
 from llamadiff.ext.file.other_file import OtherFile
 from llamadiff.ext.file.result import WeightReport
@@ -51,7 +51,7 @@ def _other_side(model: ModelFile, path: Path) -> OtherSide:
     if path.is_file():
         return OtherFile(model, path)
     if (path / "config.json").exists():
-        return Checkpoint(model, path) if model.architecture in TABLES else CheckpointKeys(model, path)
+        return Checkpoint(model, path) if model.architecture in TABLES else CheckpointByNames(model, path)
     return WeightDump(model, path)
 
 

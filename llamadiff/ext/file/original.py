@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from llamaref import Weights
-
-from llamadiff.engines.model_file import ModelFile
-from llamadiff.engines.reference_model import Model
+from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.ext.file.against import compare_weights
 from llamadiff.ext.file.architectures import TABLES
-from llamadiff.ext.file.checkpoint import Checkpoint
-from llamadiff.ext.file.views import whole
+from llamadiff.ext.file.checkpoint import Checkpoint, CheckpointByNames
+from llamadiff.ext.file.views import Array, View, whole
 from llamadiff.judge.preflight.checks import Check
 from llamadiff.judge.verdict import of_check
 from llamadiff.result.oddity import Oddity
@@ -20,32 +18,45 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress
 from llamadiff.verbs.by_original import Original
 
+Engine = Callable[[Mapping[str, Array], Mapping[str, Any]], Runnable]
+
 
 def faults_of(findings: Iterable[Oddity], faulty: str) -> tuple[Check, ...]:
     """What is certainly wrong with the weights of a file, as checks; ``faulty`` says whose faults they are."""
     return tuple(Check(f"{faulty}'s {each.where}", of_check(each), each.says) for each in findings)
 
 
-def original_of(file: ModelFile, folder: Path, progress: Progress) -> Original | None:
-    """The checkpoint of a file, in its place; None if it is not known how such files are converted."""
-    if file.architecture not in TABLES:
-        return None
+def original_of(
+    file: ModelFile,
+    folder: Path,
+    engine: Callable[[Mapping[str, Array], Mapping[str, Any]], Runnable],
+    progress: Progress,
+) -> Original | None:
+    """The checkpoint of a file, in its place; None where the folder holds none of it.
+
+    ``engine`` gives what runs the file with these tensors, and these keys, in place of its own.
+    """
     try:
-        checkpoint = Checkpoint(file, folder)
+        known = Checkpoint(file, folder) if file.architecture in TABLES else None
+        checkpoint = known or CheckpointByNames(file, folder)
         report = compare_weights(file, checkpoint, progress)
         progress("reading the checkpoint's weights")
-        model = Model(file.path, weights=_weights(file, checkpoint))
+        if known is not None:
+            model = engine(_whole({n: made.view for n, made in known.complete().items()}), _keys(file, known))
+        else:
+            model = engine(_whole({pair.name: pair.theirs for pair in checkpoint.pairs()}), {})
     except UserError:
         return None
     return Original(model, checkpoint.label, faults_of(report.findings, "the file"))
 
 
-def _weights(file: ModelFile, checkpoint: Checkpoint) -> Weights:
-    """The file's, and in place of each tensor and key what the checkpoint makes of it."""
-    weights = Weights(file.path)
-    for key, value in checkpoint.stated.values.items():
-        if f"{file.architecture}.{key}" in weights.fields or key.startswith("rope."):
-            weights.fields[f"{file.architecture}.{key}"] = value
-    for name, made in checkpoint.complete().items():
-        weights.put(name, whole(made.view).reshape(made.view.shape))
-    return weights
+def _whole(views: Mapping[str, View]) -> dict[str, Array]:
+    return {name: whole(view).reshape(view.shape) for name, view in views.items()}
+
+
+def _keys(file: ModelFile, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The file's metadata as config.json states it."""
+    names = {f"{file.architecture}.{key}": (key, value) for key, value in checkpoint.stated.values.items()}
+    return {
+        name: value for name, (key, value) in names.items() if name in file.weights.fields or key.startswith("rope.")
+    }

@@ -15,6 +15,7 @@ from llamadiff.ext.file.result import TensorRow
 from llamadiff.ext.file.statistics import PLAIN, Sums
 from llamadiff.ext.file.views import InFile, View, blocks_of_rows, rows_of, sample, width_of
 from llamadiff.judge.verdict import of_rounding
+from llamadiff.numerics.tolerances import ROUNDING
 from llamadiff.result.oddity import Oddity
 from llamadiff.system.pages import let_go
 from llamadiff.system.progress import Progress
@@ -49,6 +50,12 @@ class Pair:
 
 
 FREE = Cost(0.0, 0.0)
+
+
+def floor_of(rule: str, kind: str) -> float:
+    """What is lost in making a tensor: nothing, but where sums of 16-bit values were rounded to such again."""
+    kind = kind.lower()
+    return max(FLOOR, 8 * ROUNDING[kind]) if rule in ("plus one", "-exp") and kind in ROUNDING else FLOOR
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from llamaref import Weights
+
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import USUAL, ModelFile, Part, Runnable
 from llamadiff.engines.run_spec import Run
@@ -35,8 +37,10 @@ class GraphModel(Runnable):
     producer: ClassVar[Mapping[str, str]] = {"name": "llama.cpp's graph", "version": "numpy"}
     by_graph = True
 
-    def __init__(self, path: str | Path, graph: Graph, settings: Settings = USUAL) -> None:
-        super().__init__(path, "f32", settings)
+    def __init__(
+        self, path: str | Path, graph: Graph, settings: Settings = USUAL, weights: Weights | None = None
+    ) -> None:
+        super().__init__(path, "f32", settings, weights)
         self.graph = graph
         self.engine, self.tokens = GraphEngine(graph, self.weights), graph.tokens
         self.n_layer = int(self.describe("")["layers"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from llamaref import Weights
+from llamaref.known_tensors import usual_names
 from numpy.typing import NDArray
 
 from llamadiff.ext.graph.graph import Graph, GraphNode
@@ -74,14 +75,11 @@ class Tensors:
 
     def usual_name(self, parameter: str) -> str | None:
         """What llama.cpp's converters call a parameter."""
-        import gguf
+        return self._usual_names(parameter)
 
-        known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
-        if self.architecture not in known:
-            return None
-        names = gguf.get_tensor_name_map(known[self.architecture], len(self.layers))
-        found = names.get_name(parameter, (".weight", ".bias"))
-        return None if found is None else str(found)
+    @cached_property
+    def _usual_names(self) -> Callable[[str], str | None]:
+        return usual_names(self.architecture, len(self.layers))
 
     def differing(self, nodes: Sequence[GraphNode], graph: Graph, layer: int | None) -> str | None:
         """What the file has otherwise than the model, of the tensors that some nodes read; None where none is seen.

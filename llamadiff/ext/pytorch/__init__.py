@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 class Pytorch(Slice):
     """What PyTorch models compute: recorded (``llamadiff.torch``), and as a candidate ``transformers:``."""
 
-    needs = ("file", "writers")
+    needs = ("file", "graph", "writers")
     recorder = "llamadiff.ext.pytorch.modules:record"
 
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.pytorch.transformers",)
 
     def original(self, candidate: CandidateSpec, model: Runnable, progress: Progress) -> Original | None:
-        if not str(candidate).startswith("transformers:") or model.by_graph:
+        if not str(candidate).startswith("transformers:"):
             return None
-        from llamadiff.ext.file.original import original_of
+        from llamadiff.ext.pytorch.original import find_original
         from llamadiff.ext.pytorch.transformers import checkpoint_of
 
         folder = checkpoint_of(str(candidate))
-        return None if folder is None else original_of(model, folder, progress)
+        return None if folder is None else find_original(model, folder, progress)
 
 
 slice_ = Pytorch()

@@ -18,11 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llamadiff.candidates import name_map
-from llamadiff.candidates.map_file import HF
-from llamadiff.candidates.name_map import Entry
-from llamadiff.candidates.pieces import Piece
 from llamadiff.candidates.source import CandidateSource, Context, assemble
+from llamadiff.ext.pytorch.module_taps import find_taps
 from llamadiff.ext.pytorch.modules import run
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
@@ -35,11 +32,6 @@ DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 STATE = ("A_log", ".D", "dt_bias")  # parameters whose numbers mean something where they are
 # Sizes that transformers assumes for some architectures instead of reading the file's.
 _ASSUMED = {"head_dim": "dim", "moe_intermediate_size": "ff_exp"}
-
-MAP: Mapping[str, Entry] = {
-    **HF,
-    "ffn_out of experts": Entry("ffn_out", "model.layers.{i}.mlp", ("batch", "token", "embd")),
-}
 
 
 def matches(spec: str) -> bool:
@@ -71,13 +63,13 @@ def _recorded(path: Path | None, kind: str, context: Context) -> Trace:
     context.progress("loading the model into transformers")
     model = loaded(path or context.model.path, kind, context.model.sizes)
     context.progress("running transformers")
-    mapped = Context(context.model, context.tokens, len(context.tokens), MAP)
-    names = name_map.Names(MAP, context.model)
-    known = {name: x for name, x in run(model, context.tokens).items() if names.tap(name) is not None}
+    parameters = {name: dict(module.named_parameters(recurse=False)) for name, module in model.named_modules()}
+    pieces, mapping = find_taps(parameters, partial(run, model), context.model, context.tokens)
+    mapped = Context(context.model, context.tokens, len(context.tokens), mapping)
     import transformers
 
     producer = {"name": "transformers", "version": f"{transformers.__version__}, {DTYPES[kind]}"}
-    return assemble((Piece(name, x.float().numpy()) for name, x in known.items()), mapped, producer)
+    return assemble(pieces, mapped, producer)
 
 
 def _parsed(spec: str) -> tuple[Path | None, str]:

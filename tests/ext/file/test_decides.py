@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from llamaref import Weights
+from llamaref.known_tensors import usual_names
 from models.gguf_file import write_gguf
+from safetensors.numpy import save_file
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.file.decides import module_oddities, routing_oddities
@@ -107,3 +110,41 @@ def test_keys_are_compared_where_no_table_knows_the_tensors(tmp_path):
     report = judge_weights(file.path, folder)
     assert (report.verdict, report.findings) == ("unchecked", ())
     assert "no table says how deepseek2's tensors are converted" in report.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "verdict", "says"),
+    [
+        (None, "match", ""),
+        ("model.layers.1.mlp.up_proj.weight", "wrong", "1.25"),
+        ("model.norm.weight", "wrong", "value 0 should be value 255"),
+    ],
+)
+def test_tensors_are_found_by_the_converters_names_where_no_table_knows_them(
+    small_model, tmp_path, spoil, verdict, says
+):
+    file = small_model("granite", "Q8_0")
+    folder = checkpoint_of(file, tmp_path, spoil)
+    report = judge_weights(file, folder)
+    assert report.verdict == verdict, report.findings
+    assert not report.unchecked
+    assert [each.says for each in report.findings if says not in each.says] == []
+
+
+def checkpoint_of(file, folder, spoil):
+    """A directory with a file's tensors, under the names of Hugging Face's, Q and K in halves; one is changed."""
+    weights, tensors = Weights(file), {}
+    usual = usual_names("granite", 2)
+    layer = ("input_layernorm", "post_attention_layernorm", *(f"self_attn.{x}_proj" for x in "qkvo"),
+             *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))  # fmt: skip
+    names = ["model.embed_tokens", "model.norm", "lm_head", *(f"model.layers.{i}.{x}" for i in (0, 1) for x in layer)]
+    for name in (f"{each}.weight" for each in names):
+        values = weights.whole(usual(name)).copy()
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            values = values.reshape(-1, 32, 2, 256).swapaxes(1, 2).reshape(values.shape).copy()
+        if name == spoil:
+            values = values / 1.25 if values.ndim > 1 else values[::-1].copy()
+        tensors[name] = values
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "granite"}), "utf-8")
+    return folder
