@@ -35,7 +35,8 @@ def usual_names(architecture: str, layers: int) -> Callable[[str], str | None]:
 
     def usual(parameter: str) -> str | None:
         plain = parameter.replace("language_model.", "")
-        found = (names.get_name(each, (".weight", ".bias")) for each in (parameter, plain, f"model.{plain}"))
+        spelled = (parameter, plain, f"model.{plain}", plain.partition(".")[2])
+        found = (names.get_name(each, (".weight", ".bias")) for each in spelled)
         return next(filter(None, found), None)
 
     return usual

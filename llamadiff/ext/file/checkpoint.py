@@ -24,7 +24,7 @@ from llamadiff.ext.file.pairs import Measured, Pair, floor_of, in_file, with_lac
 from llamadiff.ext.file.rules import assumptions
 from llamadiff.ext.file.safetensors_files import open_checkpoint
 from llamadiff.ext.file.transforms import TRANSFORMS, Sizes, cut_qkv, joined_experts
-from llamadiff.ext.file.views import Stored, concatenated
+from llamadiff.ext.file.views import Stored, concatenated, plain
 from llamadiff.ext.file.weight_faults import heads_of
 from llamadiff.result.oddity import CheckpointTokenizer, Oddity
 from llamadiff.system.errors import UserError
@@ -170,7 +170,7 @@ class Checkpoint(OtherSide):
         weights = self.model.weights
         return [
             Pair(in_file(self.model, name), made.view, made.says, floor_of(made.rule, made.view.kind))
-            for name, made in self.made.items() if _plain(made.view.shape) == _plain(weights.shape(name))
+            for name, made in self.made.items() if plain(made.view.shape) == plain(weights.shape(name))
         ]  # fmt: skip
 
     def oddities(self) -> Iterator[Oddity]:
@@ -179,7 +179,7 @@ class Checkpoint(OtherSide):
             made = self.made.get(name)
             if made is None:
                 yield Oddity(name, f"no tensor of {self.label} makes it", "unexpected", certain=name != HEAD)
-            elif _plain(made.view.shape) != _plain(weights.shape(name)):
+            elif plain(made.view.shape) != plain(weights.shape(name)):
                 yield _misshapen(name, weights.shape(name), made)
         yield from self._missing()
         yield from metadata_oddities(self.model, self.stated, self.config)
@@ -312,14 +312,9 @@ def _pattern(name: str) -> str:
     return re.sub(r"(?<=\.)(\{\w\}|[0-9]+)(?=\.)", "N", f".{_SUFFIX.sub('', name)}.").strip(".")
 
 
-def _plain(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without axes of one."""
-    return tuple(size for size in shape if size != 1)
-
-
 def _misshapen(name: str, shape: tuple[int, ...], made: Made) -> Oddity:
     wanted = made.view.shape
-    if _plain(shape) == _plain(wanted)[::-1]:
+    if plain(shape) == plain(wanted)[::-1]:
         says = f"is transposed: its shape is {list(shape)}, {made.says} gives {list(wanted)}"
         return Oddity(name, says, "transposed")
     return Oddity(name, f"has shape {list(shape)}; {made.says} gives {list(wanted)}", "shape")

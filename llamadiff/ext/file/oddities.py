@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from llamaref import Weights
+from llamaref.known_tensors import stem_of
 from numpy.typing import NDArray
 
 from llamadiff.ext.file.blocks.fields import blocks_of, halves_of
@@ -36,7 +37,7 @@ def oddities_of(weights: Weights, name: str, found: TensorRead) -> Iterator[Oddi
     if stats.zeros == 1:
         yield Oddity(name, "all values are zero", "zero", certain=len(shape) > 1)
         return
-    if len(shape) < 2:
+    if len(shape) < 2 or "norm" in stem_of(name)[1]:  # ssm_norm is a matrix, whose values lie around one
         return
     yield from _rows(name, found, int(np.prod(shape[:-1])))
     if abs(stats.mean) > MEAN * stats.deviation > 0 and shape[-1] >= LEAST_WIDTH:

@@ -43,6 +43,11 @@ def width_of(view: View) -> int:
     return view.shape[-1]
 
 
+def plain(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without axes of one."""
+    return tuple(size for size in shape if size != 1)
+
+
 def whole(view: View) -> Array:
     """All of it: [row, value]."""
     return view.take(np.arange(rows_of(view)))

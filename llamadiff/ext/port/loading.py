@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llamaref.known_tensors import usual_names
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
@@ -71,11 +72,14 @@ def kept_as_in(model: Any, file: ModelFile) -> tuple[str, ...]:
             layers = [name for name, _ in layers_of(model)]
             for name, values in with_weights_of(parameters, file, layers).items():
                 model.get_parameter(name).copy_(torch.from_numpy(np.ascontiguousarray(values)))
-        elif len(kinds) == 1:
-            kind = getattr(torch, KEPT[kinds.pop()])
-            for values in model.parameters():
-                if values.ndim > 1:
-                    values.copy_(values.to(kind).to(values.dtype))
+        else:
+            usual = usual_names(file.architecture, len(layers_of(model)))
+            common = kinds.pop() if len(kinds) == 1 else None  # of what has another name in the file
+            for name, values in model.named_parameters():
+                tensor = usual(name) or ""
+                kind = weights.type(tensor) if tensor in weights else common
+                if values.ndim > 1 and kind in KEPT:
+                    values.copy_(values.to(getattr(torch, KEPT[kind])).to(values.dtype))
     return quantized
 
 

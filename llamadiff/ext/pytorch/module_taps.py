@@ -33,7 +33,7 @@ ROUTER, EXPERTS_OUT = "ffn_gate_inp", "ffn_out"
 ROTATED = ("attn_q", "attn_k")  # converters permute their rows for RoPE in pairs
 NORMS = ("NORM", "RMS_NORM", "L2_NORM")
 SINGLE = ("GET_ROWS", "MUL_MAT", *NORMS)  # ops of a tap that one module computes alone
-SAMPLE, ALIKE = 12, 0.5  # rows of a matrix that are sought in the file's, and from which cosine on one is found
+SAMPLE, ALIKE = 16, 0.5  # rows of a matrix that are sought in the file's, and from which cosine on one is found
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,11 @@ def _has_other_rows(weight: Any, tensor: str, file: Weights) -> bool:
     """Whether rows of the file's matrix are a module's, and in another order."""
     if tensor not in file or tuple(weight.shape) != tuple(file.shape(tensor)) or weight.ndim != 2:
         return False
-    sample = np.arange(1, min(SAMPLE + 1, weight.shape[0]))
+    rows = weight.shape[0]
+    sample = np.random.default_rng(rows).permutation(rows)[:SAMPLE]
     own = weight.detach().float().cpu().numpy()
     sought = file.decode_rows(tensor, file.read_raw(tensor, sample))
     norms = np.linalg.norm(sought, axis=1)[:, None] * np.linalg.norm(own, axis=1)
     cosines = sought @ own.T / np.maximum(norms, np.finfo(np.float32).tiny)
     in_place = cosines[np.arange(len(sample)), sample] > ALIKE
-    return bool(2 * np.count_nonzero(~in_place & (cosines.max(axis=1) > ALIKE)) > len(sample))
+    return bool(4 * np.count_nonzero(~in_place & (cosines.max(axis=1) > ALIKE)) > len(sample))

@@ -96,6 +96,11 @@ def test_what_is_odd_is_said(name, tmp_path):
     assert report.verdict == ("wrong" if certain else "match")
 
 
+def test_a_norm_may_be_a_matrix_around_one(tmp_path):
+    name = "blk.0.ssm_norm.weight"
+    assert found(written(tmp_path / "m.gguf", values() + 1, name=name), name) == []
+
+
 def test_a_tensor_whose_size_is_out_of_line(tmp_path):
     path = written(tmp_path / "m.gguf", 100 * values(), name="blk.3.ffn_up.weight", layers=6)
     assert any("times larger than in the other layers" in says for says in found(path, "blk.3.ffn_up.weight"))
