@@ -98,7 +98,8 @@ def test_what_is_odd_is_said(name, tmp_path):
 
 def test_a_norm_may_be_a_matrix_around_one(tmp_path):
     name = "blk.0.ssm_norm.weight"
-    assert found(written(tmp_path / "m.gguf", values() + 1, name=name), name) == []
+    said = found(written(tmp_path / "m.gguf", values() + 1, name=name), name)
+    assert not any("far from zero" in each for each in said)
 
 
 def test_a_tensor_whose_size_is_out_of_line(tmp_path):
