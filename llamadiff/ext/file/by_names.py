@@ -29,7 +29,16 @@ from llamadiff.ext.file.views import (
     width_of,
 )
 
-LEGAL = ("identity", "plus one", "permuted by heads", "permuted by kv heads", "transposed", "-exp")
+LEGAL = (
+    "identity",
+    "plus one",
+    "permuted by heads",
+    "permuted by kv heads",
+    "transposed",
+    "-exp",
+    "gate half",
+    "up half",
+)
 ROWS = 16  # that tell which transform fits
 ALIKE, TINY = 0.5, np.finfo(np.float32).tiny  # the cosine from which on two rows are one, quantized or not
 MOST_PRODUCTS = 1 << 37  # of two matrices whose rows are matched
@@ -70,6 +79,8 @@ def _sources(model: ModelFile, tensors: Mapping[str, View]) -> dict[str, tuple[s
             experts.setdefault(tensor, {})[name] = view
         elif tensor is not None:
             found[tensor] = name, view
+        elif len(view.shape) == 3 and (layer := re.search(r"\.([0-9]+)\.", name)):  # gate and up of all experts
+            found |= {f"blk.{layer[1]}.ffn_{half}_exps.weight": (name, view) for half in ("gate", "up")}
     for tensor, parts in experts.items():
         in_order = sorted(parts, key=lambda name: [int(x) for x in re.findall("[0-9]+", name)])
         try:

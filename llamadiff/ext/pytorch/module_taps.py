@@ -123,7 +123,7 @@ def _place_in_graph(model: GraphModel, tensor: str, biased: bool) -> Place:
     first, last = readers[0], (added or readers)[0]
     by_scale = any(node.op == "SCALE" and last.number in node.sources for node in graph.nodes)
     read = next((graph.by_number[x] for x in first.sources if x in graph.by_number), None)
-    if read is not None and read.op in NORMS:
+    if read is not None and first.op == "MUL" and read.op in NORMS:  # the weight of a norm, which a module is with it
         read = graph.by_number.get(read.sources[0] or 0)
     label = partial(_label_of, model)
     result = _tap_named(model, taps.LOGITS) if tensor == "output" else label(last)
