@@ -236,8 +236,18 @@ def _end(tokenizers: Tokenizers, kind: str, library: Ids) -> tuple[Ids, int]:
 def tokenizer_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:
     """Where the tables and flags of the file are not the checkpoint's."""
     yield from table_oddities(model, tokenizers)
-    for kind in ("bos", "eos"):
-        yield from _special_id(model, kind, tokenizers.special_id(kind))
+    yield from _special_id(model, "bos", tokenizers.special_id("bos"))
+    ends = _end_of_document(tokenizers.path.parent)
+    if ends is None or ends != model.special_id("eos"):
+        yield from _special_id(model, "eos", tokenizers.special_id("eos"))
+
+
+def _end_of_document(folder: Path) -> int | None:
+    """HunYuan's config.json has an ``eod_token_id``, which converters write in place of the tokenizer's EOS token."""
+    path = folder / "config.json"
+    config = read_json(path, MAX_CONFIG, "the config.json of a checkpoint") if path.is_file() else {}
+    stated = config.get("eod_token_id") if isinstance(config, dict) else None
+    return stated if isinstance(stated, int) else None
 
 
 def table_oddities(model: ModelFile, tokenizers: Tokenizers) -> Iterator[Oddity]:

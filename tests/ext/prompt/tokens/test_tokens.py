@@ -422,12 +422,14 @@ def test_the_checkpoint_s_tokenizer_is_the_truth(tmp_path, changed, config, says
         (None, {"eos_token": "<|endoftext|>"},
          "is not in the file: llama.cpp takes 11; the checkpoint's EOS token is 267"),
         (7, {"eos_token": "<|endoftext|>"}, "is 7; the checkpoint's EOS token is 267"),
+        (7, {"eos_token": "<|endoftext|>", "eod_token_id": 7}, ""),  # HunYuan's
     ],
 )  # fmt: skip
 def test_the_end_of_a_text_is_the_checkpoint_s(tmp_path, eos, config, says):
     path = small_bpe(tmp_path / "m.gguf", eos_token_id=eos)
     folder = written_tokenizer(path, tmp_path / "checkpoint", "gpt-2")
     (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
     found = tokens(path, str(folder / "tokenizer.json"), 200)
     assert (found.verdict, [each.says for each in found.file_faults]) == ("match", [says] if says else [])
     assert (says in notes(found)[1]) if says else len(notes(found)) == 1
