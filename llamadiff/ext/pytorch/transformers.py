@@ -11,7 +11,7 @@ unpickled, and nothing is fetched.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from functools import partial
 from importlib.util import find_spec
@@ -61,15 +61,24 @@ def checkpoint_of(spec: str) -> Path | None:
 
 def _recorded(path: Path | None, kind: str, context: Context) -> Trace:
     context.progress("loading the model into transformers")
-    model = loaded(path or context.model.path, kind, context.model.sizes)
+    place = path or context.model.path
+    model = loaded(place, kind, context.model.sizes)
     context.progress("running transformers")
     parameters = {name: dict(module.named_parameters(recurse=False)) for name, module in model.named_modules()}
-    pieces, mapping = find_taps(parameters, partial(run, model), context.model, context.tokens)
+    pieces, mapping = find_taps(parameters, partial(_values_of, model, place), context.model, context.tokens)
     mapped = Context(context.model, context.tokens, len(context.tokens), mapping)
     import transformers
 
     producer = {"name": "transformers", "version": f"{transformers.__version__}, {DTYPES[kind]}"}
     return assemble(pieces, mapped, producer)
+
+
+def _values_of(model: Any, place: Path, tokens: Sequence[int]) -> Mapping[str, Any]:
+    """What its modules put out and took in. Raises UserError for a model that does not run."""
+    try:
+        return run(model, tokens)
+    except Exception as error:  # its models raise many kinds
+        raise UserError(f"{place}: transformers cannot run it ({type(error).__name__}: {reason(error)})") from None
 
 
 def _parsed(spec: str) -> tuple[Path | None, str]:
@@ -100,7 +109,8 @@ def loaded(path: Path, kind: str, sizes: Mapping[str, int]) -> Any:
     try:
         with quiet:
             config = transformers.AutoConfig.from_pretrained(folder, **local)
-        config.pad_token_id = None  # files carry 4294967295 for "none"
+        if options:
+            config.pad_token_id = None  # files carry 4294967295 for "none"
         for name, size in _ASSUMED.items():
             if options and hasattr(config, name):
                 setattr(config, name, sizes[size])

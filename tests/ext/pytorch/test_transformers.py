@@ -11,6 +11,7 @@ from optional import needs
 
 from llamadiff import UserError, compare
 from llamadiff.engines.reference_model import Model
+from llamadiff.ext.pytorch import transformers as source
 from llamadiff.ext.pytorch.transformers import loaded
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.trace.taps import parse
@@ -73,6 +74,19 @@ def test_what_is_no_model_is_said(spec, small_model):
 def test_what_cannot_be_loaded_is_said(small_model):
     with pytest.raises(UserError, match="cannot load it"):
         compare(small_model(), TOKENS, candidate="transformers:.")
+
+
+@needs("torch", "transformers")
+def test_what_does_not_run_is_said(small_model, monkeypatch):
+    import torch
+
+    class Model(torch.nn.Module):
+        def forward(self, ids):
+            return ids.ne(None)
+
+    monkeypatch.setattr(source, "loaded", lambda *_: Model())
+    with pytest.raises(UserError, match=r"cannot run it \(TypeError: ne\(\)"):
+        compare(small_model(), TOKENS, candidate="transformers:")
 
 
 @needs("torch", "transformers")
