@@ -22,7 +22,7 @@ from llamadiff.verbs.by_original import Original
 
 # What config.json calls the two ways to compute GELU, and ggml's ops of these.
 GELU = {"gelu": "ERF", "gelu_python": "ERF", "gelu_new": "", "gelu_fast": "", "gelu_pytorch_tanh": ""}
-KEYS = ("hidden_act", "hidden_activation", "activation_function")
+KEYS = ("hidden_act", "hidden_activation", "activation_function", "activation")
 WORDS = {"ERF": "GELU (erf)", "": "GELU (tanh)"}
 
 

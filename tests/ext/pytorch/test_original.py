@@ -15,6 +15,7 @@ from llamadiff.ext.pytorch.original import _with_stated_gelu
     [
         ({"hidden_act": "gelu"}, ("MUL_MAT", "GELU"), ("MUL_MAT", "GELU_ERF")),
         ({"activation_function": "gelu_new"}, ("GEGLU_ERF",), ("GEGLU",)),
+        ({"activation": "gelu"}, ("GELU",), ("GELU_ERF",)),  # falcon
         ({"hidden_act": "gelu_new"}, ("GELU",), ("GELU",)),
         ({"hidden_act": "relu"}, ("GELU",), ("GELU",)),
         ({}, ("GELU",), ("GELU",)),
