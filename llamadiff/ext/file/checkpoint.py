@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from llamaref.known_tensors import stem_of
 
@@ -16,21 +15,20 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.file.against import OtherSide, label_of
 from llamadiff.ext.file.architectures import IGNORED, TABLES, Origin, Table
 from llamadiff.ext.file.by_names import pairs_by_names
-from llamadiff.ext.file.config_keys import Stated, metadata_oddities, model_types, rope_tensors, stated_by
+from llamadiff.ext.file.config_keys import Stated, metadata_oddities, rope_tensors, stated_by
 from llamadiff.ext.file.decides import module_oddities, routing_oddities
 from llamadiff.ext.file.explain import Guess, explained
 from llamadiff.ext.file.mistakes import Made, guesses_of
 from llamadiff.ext.file.pairs import Measured, Pair, floor_of, in_file, with_lacking_scale
 from llamadiff.ext.file.rules import assumptions
 from llamadiff.ext.file.safetensors_files import open_checkpoint
+from llamadiff.ext.file.same_model import config_json, same_checkpoint
 from llamadiff.ext.file.transforms import TRANSFORMS, Sizes, cut_qkv, joined_experts
 from llamadiff.ext.file.views import Stored, concatenated, plain
 from llamadiff.ext.file.weight_faults import heads_of
 from llamadiff.result.oddity import CheckpointTokenizer, Oddity
 from llamadiff.system.errors import UserError
-from llamadiff.trace.stated import read_json
 
-MAX_CONFIG = 1 << 22
 COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of config.json
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 QKV = ("attn_q", "attn_k", "attn_v")
@@ -61,24 +59,15 @@ class Checkpoint(OtherSide):
     def __init__(self, model: ModelFile, folder: Path, tokenizer: bool = True) -> None:
         self.model, self.folder, self.label = model, folder, label_of(folder)
         self.with_tokenizer = tokenizer
-        self.config = _config_of(folder)
+        self.config = config_json(folder)
         if model.architecture not in TABLES:
             raise UserError(
                 f"{model.path}: no table says how {model.architecture} is converted; known are {', '.join(TABLES)}"
             )
-        self._check_same()
-        found, self.unread = open_checkpoint(folder)
+        found, self.unread = same_checkpoint(model, folder, self.config)
         self.table, self.used = TABLES[model.architecture], set[str]()
         self.tensors = {_canonical(name, self.table): view for name, view in found.items()}
         self.stated: Stated = stated_by(self.config, model.architecture)
-
-    def _check_same(self) -> None:
-        kind = self.config.get("model_type")
-        if kind not in model_types(self.model.architecture):
-            raise UserError(
-                f"{self.folder}: model_type is {str(kind)[:40]!r}, {self.model.path.name} holds "
-                f"{self.model.architecture}; give the checkpoint that it was converted from"
-            )
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -244,7 +233,7 @@ class CheckpointByNames(OtherSide):
 
     def __init__(self, model: ModelFile, folder: Path) -> None:
         self.model, self.folder, self.label = model, folder, label_of(folder)
-        self.config = _config_of(folder)
+        self.config = config_json(folder)
         self.tokenizer = plugins.ask_first(lambda each: each.tokenizer(folder))
         self.ids = self.tokenizer.ids(model) if self.tokenizer is not None else ()
 
@@ -281,13 +270,6 @@ class CheckpointByNames(OtherSide):
             f"for {', '.join(TABLES)}"
         )
         yield from (found for found in self.ids if isinstance(found, str))
-
-
-def _config_of(folder: Path) -> dict[str, Any]:
-    config = read_json(folder / "config.json", MAX_CONFIG, "the config.json of a checkpoint")
-    if not isinstance(config, dict):
-        raise UserError(f"{folder / 'config.json'}: expected an object of hyper-parameters")
-    return config
 
 
 def _canonical(name: str, table: Table) -> str:

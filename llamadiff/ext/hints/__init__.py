@@ -34,9 +34,10 @@ class Hints(Slice):
         return mistaken_usage(error, commands, words)
 
     def other_file(self, bench: Bench, study: Study, given: Trace) -> Check | None:
-        from llamadiff.ext.hints.other_weights import other_weights, refuse_other_model
+        from llamadiff.ext.hints.other_weights import other_weights, refuse_other_model, refuse_other_weights
 
         refuse_other_model(bench.model, given)
+        refuse_other_weights(bench, study, given)
         return other_weights(bench, study)
 
 

@@ -18,6 +18,7 @@ LEAST = 4  # taps of weights that are off
 NEAR = (5e-6, 0.3)  # NMSE of what another quantization makes, Q8_0 2e-5; of weights in bfloat16 it is 3e-6 at most
 EVEN = 1e-3  # of a tap's error: what each row has of it at least
 KINDS = 3  # kinds of taps with sizes that are not the model's, which no one bug makes
+OTHER = 0.5  # NMSE of a product with a matrix that has nothing of the right one
 SIZES = {"embd", "ff", "vocab"}  # of a model, which one engine has not wrong at once
 PADDED = 1.1  # times its columns: what padding may make of a tap
 
@@ -45,6 +46,30 @@ def refuse_other_model(model: Runnable, trace: Trace) -> None:
             f"{trace.path or 'the candidate'}: is a trace of another model than {model.path.name}: {what}the sizes of "
             f"{len(misfits)} of its {len(trace)} taps do not fit, the first: {next(iter(misfits.values()))}; give the "
             "model that it is of"
+        )
+
+
+def refuse_other_weights(bench: Bench, study: Study, given: Trace) -> None:
+    """Raise UserError where every op with a weight, the lookup and the norms among them, gives what other weights give.
+
+    Blocks that are decoded wrongly leave norms right, and positions or layers that are mixed up the lookup.
+    """
+    matrices, vectors = list[float](), list[bool]()
+    lookup = 0.0
+    for finding in study.passes.findings:
+        local, weight = finding.local.get(study.under_test), bench.model.weight_names.get(finding.tap.name)
+        if local is None or weight is None:
+            continue
+        lookup = local.nmse if finding.tap.name == LOOKUP else lookup
+        if len(bench.model.weights.shape(weight)) == 1:
+            vectors.append(local.verdict == WRONG)
+        elif not local.span:
+            matrices.append(local.nmse)
+    if lookup > OTHER and len(matrices) >= LEAST and min(matrices) > OTHER and vectors and all(vectors):
+        raise UserError(
+            f"{given.path or 'the candidate'}: is a trace of another model than {bench.model.path.name}: the lookup "
+            f"(NMSE {lookup:.1e}), all {len(matrices) - 1} recorded products and all {len(vectors)} norms are of other "
+            "weights; give the model that it is of"
         )
 
 

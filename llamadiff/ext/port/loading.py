@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ from llamaref.known_tensors import usual_names
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.file.views import Stored, View
 from llamadiff.ext.port.alignment import distance
 from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import layers_of
@@ -34,12 +36,27 @@ def model_of(spec: str) -> Any:
         raise UserError(NEEDS)
     if is_function(spec):
         return _built(spec)
-    path = Path(spec)
-    if not path.is_dir():
-        raise UserError(f"{spec}: no directory of a checkpoint, and no file.py:function that builds a torch module")
     from llamadiff.ext.pytorch.transformers import loaded
 
-    return loaded(path, "f32", {})
+    return loaded(folder_of(spec), "f32", {})
+
+
+def folder_of(spec: str) -> Path:
+    """The directory of a checkpoint. Raises UserError for what is none."""
+    path = Path(spec)
+    if path.is_dir():
+        return path
+    end = "no directory of a checkpoint, and no file.py:function that builds a torch module"
+    if path.is_file() and path.with_name("config.json").is_file():
+        raise UserError(f"{spec}: is {end}; give the directory that it lies in, {path.parent}")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", spec) and not path.exists():
+        end += f"; nothing is downloaded here: hf download {spec} --local-dir checkpoint, and give checkpoint"
+    raise UserError(f"{spec}: {end}")
+
+
+def matrices_of(model: Any) -> dict[str, View]:
+    """The parameters of a module."""
+    return {name: Stored(x.detach().float().cpu().numpy(), "F32") for name, x in model.named_parameters()}
 
 
 def _built(spec: str) -> Any:

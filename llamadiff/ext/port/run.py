@@ -11,18 +11,20 @@ from llamadiff import plugins
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.file.same_model import check_same_matrices, config_json, same_checkpoint
 from llamadiff.ext.graph.model import by_its_graph
 from llamadiff.ext.port.alignment import distance
 from llamadiff.ext.port.causes import Causes
 from llamadiff.ext.port.faults import faults_of, said, with_faults
 from llamadiff.ext.port.graph_values import node_values
 from llamadiff.ext.port.lineup import Lineup, LiningUp
-from llamadiff.ext.port.loading import check_vocabulary, kept_as_in, model_of
+from llamadiff.ext.port.loading import check_vocabulary, folder_of, kept_as_in, matrices_of, model_of
 from llamadiff.ext.port.places import Apart, Reasons, joined, places_of
 from llamadiff.ext.port.pooling import POOLED, mode_of, with_pooling
 from llamadiff.ext.port.sides import EITHER, FILE, GRAPH, MODEL, other_keys, side_of, third_opinion, unstated
 from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import layers_of
+from llamadiff.ext.prompt.own_code import is_function
 from llamadiff.ext.pytorch.transformers import config_read
 from llamadiff.judge.verdict import of_check, of_part, worst_of
 from llamadiff.llamacpp.capture import scratch_directory
@@ -77,10 +79,16 @@ class Port:
 
 def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
     """Line a checkpoint's code up with llama.cpp's graph of a file. Raises UserError."""
-    file = ModelFile(path)
+    file, is_own = ModelFile(path), is_function(checkpoint)  # code of one's own, which may be what is wrong
     how.progress("loading the checkpoint")
+    if not is_own:
+        original = folder_of(checkpoint)
+        same_checkpoint(file, original, config_json(original))
     with config_read() as read:
         model, pooling = model_of(checkpoint), mode_of(Path(checkpoint))
+        n_layer = len(layers_of(model))
+        if is_own:
+            check_same_matrices(file, matrices_of(model), checkpoint)
         model = model if pooling is None else with_pooling(model, pooling)
         quantized = _kept(model, file, checkpoint)
         with scratch_directory() as folder, Child(run.settings) as child:
@@ -91,7 +99,7 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         values = node_values(graph.graph, graph.weights)
         how.progress("lining up the model with it")
         causes = Causes(graph)
-        lining = LiningUp(model, graph.graph, graph.weights, values, len(layers_of(model)), causes.edits)
+        lining = LiningUp(model, graph.graph, graph.weights, values, n_layer, causes.edits)
         found = lining.run()
     logits = values[graph.graph.nodes[-1].number].ravel()
     config = _config_of(model)
@@ -106,7 +114,6 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         prefixes = [name for name, _ in layers_of(model)]
         tensors = Tensors(graph.weights, file.architecture, lining.parameters, prefixes)
         reasons = Reasons(lining, graph.graph, tensors, opinion)
-        is_own = not Path(checkpoint).is_dir()  # code of one's own, which may be what is wrong
         blamed = GRAPH if opinion != GRAPH else EITHER if is_own else FILE
         named = [each.where for each in faults]
         places = [

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from llamadiff.candidates.source import CandidateSource, Context, assemble
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.file.same_model import config_json, same_checkpoint
 from llamadiff.ext.pytorch.module_taps import find_taps
 from llamadiff.ext.pytorch.modules import run
 from llamadiff.system.errors import UserError
@@ -61,6 +63,8 @@ def checkpoint_of(spec: str) -> Path | None:
 
 def _recorded(path: Path | None, kind: str, context: Context) -> Trace:
     context.progress("loading the model into transformers")
+    if path is not None and path.is_dir() and (path / "config.json").is_file():
+        same_checkpoint(ModelFile(context.model.path), path, config_json(path))
     place = path or context.model.path
     model = loaded(place, kind, context.model.sizes)
     context.progress("running transformers")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from llamaref import Engine
+from llamaref import Engine, Weights
 from models.small import write_model
 from traces import changed
 
@@ -71,6 +71,17 @@ class Sized(dict):
                 shapes[name] = (shapes[name][0], columns[word])
         super().__init__(shapes)
         self.info, self.known, self.path, self.shape = trace.info, {}, None, shapes.__getitem__
+
+
+def test_a_trace_of_other_weights_is_refused_and_one_of_blocks_decoded_wrongly_is_not(traces, files, tmp_path):
+    other = record(Engine(write_model(tmp_path / "other.gguf", layers=LAYERS, seed=2)), TOKENS, "mine")
+    with pytest.raises(UserError, match=r"another model than F16.gguf: the lookup .*; give the model that it is of"):
+        diff(other, other, files["F16"], How(diagnose=False))
+    weights = Weights(tmp_path / "other.gguf")
+    matrices = {name: weights.whole(name) for name in weights if len(weights.shape(name)) > 1}
+    garbled = record(Engine(write_model(tmp_path / "g.gguf", layers=LAYERS, tensors=matrices)), TOKENS, "mine")
+    result = diff(garbled, garbled, files["F16"], How(diagnose=False))
+    assert result.verdict == "wrong"
 
 
 LARGER = {"embd": 512, "attn_norm": 512, "l_out": 512, "ffn_gate": 1024, "ffn_up": 1024}
