@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,9 +50,9 @@ def inspect(path: str | Path, progress: Progress = silent, load: bool = True) ->
         notes = (f"the file holds {kind.name}{ranks}: {kind.use}",)
         oddities = [_of_no_model(kind, oddity) for oddity in oddities if oddity.certain or kind is PROJECTOR]
         oddities += adapter_oddities(model.weights) if kind is ADAPTER else []
-    if kind is None and load and known_stems(model.architecture) is not None:
+    if load:
         progress("loading the model into llama.cpp")
-        oddities += _refused(model, oddities)
+        oddities += refused(model, oddities)
     timing = {"total_s": time.perf_counter() - started}
     described = model.describe(sha256="")
     return WeightReport(described, None, tuple(rows), _sorted(oddities, model), notes,
@@ -73,8 +73,10 @@ def _untold(name: str, kind: str, found: TensorRead) -> Iterator[str]:
         yield f"{name} is of type {kind}, which neither gguf-py nor ggml decodes: its values were not looked at"
 
 
-def _refused(model: ModelFile, found: list[Oddity]) -> list[Oddity]:
-    """That llama.cpp does not load the file, where nothing says why already."""
+def refused(model: ModelFile, found: Sequence[Oddity]) -> list[Oddity]:
+    """That llama.cpp does not load the file: certain, where nothing says why already."""
+    if other_kind(model.weights.fields, model.tensors) is not None or known_stems(model.architecture) is None:
+        return []
     said = refusal(model)
     return [Oddity("llama.cpp", said, "unloadable", certain=not any(o.certain for o in found))] if said else []
 

@@ -22,7 +22,7 @@ from llamadiff.ext.file.mistakes import Made, guesses_of
 from llamadiff.ext.file.pairs import Measured, Pair, floor_of, in_file, with_lacking_scale
 from llamadiff.ext.file.rules import assumptions
 from llamadiff.ext.file.safetensors_files import open_checkpoint
-from llamadiff.ext.file.same_model import config_json, same_checkpoint
+from llamadiff.ext.file.same_model import check_same_kind, config_json, same_checkpoint
 from llamadiff.ext.file.transforms import TRANSFORMS, Sizes, cut_qkv, joined_experts
 from llamadiff.ext.file.views import Stored, concatenated, plain
 from llamadiff.ext.file.weight_faults import heads_of
@@ -234,6 +234,7 @@ class CheckpointByNames(OtherSide):
     def __init__(self, model: ModelFile, folder: Path) -> None:
         self.model, self.folder, self.label = model, folder, label_of(folder)
         self.config = config_json(folder)
+        check_same_kind(model, self.config, folder)
         self.tokenizer = plugins.ask_first(lambda each: each.tokenizer(folder))
         self.ids = self.tokenizer.ids(model) if self.tokenizer is not None else ()
 

@@ -57,7 +57,7 @@ def weights(
 
     refuse_collisions([*files_of("the model", model), *files_of("the other side", other)], reports.output_files)
     with progress() as tell:
-        report = judge_weights(model, other, tell)
+        report = judge_weights(model, other, tell, load=True)
     reports.write(report, lambda found: render_weights(found, make_console()))
     finish(report.verdict)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from llamaref.file_kind import ADAPTER, other_kind
@@ -10,7 +11,7 @@ from llamaref.file_kind import ADAPTER, other_kind
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.file.adapter import fitted
 from llamadiff.ext.file.against import OtherSide, compare_weights
-from llamadiff.ext.file.alone import inspect
+from llamadiff.ext.file.alone import inspect, refused
 from llamadiff.ext.file.architectures import TABLES
 from llamadiff.ext.file.checkpoint import Checkpoint, CheckpointByNames
 from llamadiff.ext.file.dump import WeightDump
@@ -21,15 +22,25 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 
 
-def judge_weights(model: str | Path, other: str | Path | None = None, progress: Progress = silent) -> WeightReport:
-    """A file by itself, or against whatever ``other`` is. Raises UserError for what cannot be read."""
+def judge_weights(
+    model: str | Path, other: str | Path | None = None, progress: Progress = silent, load: bool = False
+) -> WeightReport:
+    """A file by itself, or against whatever ``other`` is. Raises UserError for what cannot be read.
+
+    ``load``: ask llama.cpp too whether it takes the file, where it is compared with another; by itself it is asked.
+    """
     if other is None:
         return inspect(model, progress)
     model_file = ModelFile(model)
-    for adapter, side in ((model, other), (other, model)):
-        if Path(side).is_file() and Path(adapter).is_file() and _is_adapter(adapter) and not _is_adapter(side):
-            return fitted(inspect(adapter, progress), ModelFile(adapter), _model_at(side))
-    return compare_weights(model_file, _other_side(model_file, Path(other)), progress)
+    for adapter, base in ((model, other), (other, model)):
+        if Path(base).is_file() and Path(adapter).is_file() and _is_adapter(adapter) and not _is_adapter(base):
+            return fitted(inspect(adapter, progress), ModelFile(adapter), _model_at(base))
+    side = _other_side(model_file, Path(other))
+    report = compare_weights(model_file, side, progress)
+    if not load or not isinstance(side, (Checkpoint, CheckpointByNames, OtherFile)):
+        return report
+    progress("loading the model into llama.cpp")
+    return replace(report, oddities=(*report.findings, *refused(model_file, report.findings), *report.suspicions))
 
 
 def _is_adapter(path: str | Path) -> bool:

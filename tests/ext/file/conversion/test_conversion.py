@@ -35,7 +35,7 @@ def test_a_right_conversion_has_no_finding(architecture, kind, checkpoint, tmp_p
     report = judge_weights(convert(folder, architecture, tmp_path / "m.gguf", kind), folder)
     assert report.oddities == ()
     assert report.verdict in ("match", "noise")
-    assert all("llama.cpp assumes" in note for note in report.notes)
+    assert all("llama.cpp assumes" in note or "(a tied head)" in note for note in report.notes)
     assert all(row.made for row in report.rows)
     assert all(row.distance.nmse <= 1.2 * row.cost + 1e-12 for row in report.rows)
 
@@ -102,6 +102,19 @@ def test_a_tensor_that_is_in_one_side_alone_is_a_finding(checkpoint, tmp_path):
     found = {oddity.where: oddity.says for oddity in judge_weights(path, folder).findings}
     assert found["model.layers.0.extra.weight"] == "of the checkpoint is in no tensor of the file"
     assert found["blk.0.ffn_up.weight"] == "no tensor of less makes it"
+
+
+def test_a_file_that_llama_cpp_does_not_load_is_wrong(checkpoint, tmp_path):
+    path = convert(checkpoint("mamba2"), "mamba2", tmp_path / "m.gguf", "F32")
+    assert judge_weights(path, checkpoint("mamba2"), load=True).findings == ()
+    fields, tensors = read_gguf(path)
+    for key, value in (("tokens", "<more>"), ("token_type", 1)):
+        values, *types = fields[f"tokenizer.ggml.{key}"]
+        fields[f"tokenizer.ggml.{key}"] = ([*values, value], *types)
+    more = write_gguf(tmp_path / "more.gguf", fields, tensors, "mamba2")
+    found = judge_weights(more, checkpoint("mamba2"), load=True).findings[-1]
+    assert (found.where, found.cause) == ("llama.cpp", "unloadable")
+    assert f"expected 256, {VOCAB + 1}, got 256, {VOCAB}" in found.says
 
 
 @pytest.mark.parametrize("tied", [False, True])
