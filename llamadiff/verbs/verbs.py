@@ -104,7 +104,9 @@ def compare(
 
 def _with_concerns(result: Comparison, file: ModelFile) -> Comparison:
     """With what is odd about the file, before what to do where all is right, else after it."""
-    found = tuple(line for lines in plugins.ask_all(lambda each: each.concerns(file)) for line in lines)
+    said = [check.name.rpartition(" ")[2] for check in result.preflight if not is_right(check.verdict)]
+    lines = (line for lines in plugins.ask_all(lambda each: each.concerns(file)) for line in lines)
+    found = tuple(line for line in lines if not any(f": {place}: " in line for place in said))
     steps = (*found, *result.next_steps) if is_right(result.verdict) else (*result.next_steps, *found)
     return replace(result, next_steps=steps)
 
@@ -154,9 +156,7 @@ def _graph_behind(
 
 def _original_behind(brought: Candidate | None, model: Runnable, progress: Progress) -> Original | None:
     """The checkpoint that a candidate runs, where that can stand in for the file."""
-    if brought is None:
-        return None
-    return plugins.ask_first(lambda each: each.original(brought.spec, model, progress))
+    return None if brought is None else plugins.ask_first(lambda each: each.original(brought.spec, model, progress))
 
 
 def run_of(prompt: str | Sequence[int] | Run | None) -> Run:

@@ -162,6 +162,6 @@ def _steps_when_right(verdict: str, rows: Sequence[Row], is_engine: bool) -> tup
     """Where to look where nothing is wrong: of an engine whose logits were judged, behind them."""
     if verdict == UNCHECKED or not rows:
         return ("record more taps; llamadiff taps MODEL lists them with their shapes",)
-    if is_engine or not any(row.tap == LOGITS for row in rows):
+    if is_engine or verdict == WRONG or not any(row.tap == LOGITS for row in rows):
         return ()
     return ("if the text is still wrong, look at what comes after the logits: sampling, detokenization, the prompt",)

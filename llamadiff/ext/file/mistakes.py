@@ -122,7 +122,8 @@ def _transposes(own: Made) -> Iterator[Guess]:
     shape = own.view.shape
     if len(shape) > 1 and int(np.prod(shape)) <= LARGEST:
         words = "is not transposed" if own.rule == "transposed" else "is transposed"
-        yield Guess("transposed", f"{words}: its rows should be {list(shape)}, [out, in]",
+        rows = "its rows should be its columns" if shape[-1] == shape[-2] else f"its rows should be {list(shape)}"
+        yield Guess("transposed", f"{words}: {rows}, [out, in]",
                     Shaped(Transposed(own.view), shape))  # fmt: skip
 
 

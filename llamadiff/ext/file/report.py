@@ -83,6 +83,7 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else prose(str(value))
 
 
+MOST_TIMES = 1e6  # its cost, that a tensor's error is written out as
 MOST = 100  # findings of a kind that are shown; all are in the other formats
 DECODERS = {"bit-equal": "=", "plain numbers": ""}
 
@@ -135,7 +136,10 @@ def _compared(page: Page, rows: Sequence[TensorRow], column: Callable[..., Colum
     verdicts = [Text() if row.verdict == MATCH else Text(row.verdict, page.style_of(row.verdict)) for row in rows]
 
     def above(row: TensorRow) -> str:
-        return "-" if row.distance is None or not row.cost else f"{row.distance.nmse / row.cost:.2f}x"
+        if row.distance is None or not row.cost:
+            return "-"
+        times = row.distance.nmse / row.cost
+        return f"{times:.2f}x" if times < MOST_TIMES else f"{times:.0e}x"
 
     return [
         Column("", verdicts, left=True),

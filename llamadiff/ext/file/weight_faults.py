@@ -54,7 +54,8 @@ def _explanations(model: ModelFile, tensor: str, flat: Array, expected: Array, l
 def plain_changes(flat: Array, expected: Array, shape: Sequence[int], limit: float) -> Iterator[str]:
     """What makes the expected values of a tensor those, if it is zeros, one sum for all of them, or a transpose."""
     if not flat.any():
-        yield "all values are zero"
+        low, high = float(expected.min()), float(expected.max())
+        yield f"all values are zero; {low:.3g} to {high:.3g} are right"
         return
     yield from _multiplied(flat, expected, limit)
     if len(shape) > 1:

@@ -10,7 +10,7 @@ from typing import Any
 
 from llamaref import Weights
 
-from llamadiff.engines.model_file import Runnable
+from llamadiff.engines.model_file import ModelFile, Runnable
 from llamadiff.engines.reference_model import Model
 from llamadiff.ext.file.original import original_of
 from llamadiff.ext.file.views import Array
@@ -24,6 +24,20 @@ from llamadiff.verbs.by_original import Original
 GELU = {"gelu": "ERF", "gelu_python": "ERF", "gelu_new": "", "gelu_fast": "", "gelu_pytorch_tanh": ""}
 KEYS = ("hidden_act", "hidden_activation", "activation_function", "activation")
 WORDS = {"ERF": "GELU (erf)", "": "GELU (tanh)"}
+
+
+class _OfFile(Model):
+    """The engine with other weights in the file's place, which is still described as it is."""
+
+    def describe(self, sha256: str | None = None) -> dict[str, Any]:
+        return ModelFile(self.path).describe(sha256)
+
+
+class _GraphOfFile(GraphModel):
+    """The same with llama.cpp's graph."""
+
+    def describe(self, sha256: str | None = None) -> dict[str, Any]:
+        return ModelFile(self.path).describe(sha256)
 
 
 def find_original(file: Runnable, folder: Path, progress: Progress) -> Original | None:
@@ -42,12 +56,12 @@ def find_original(file: Runnable, folder: Path, progress: Progress) -> Original 
 def _by_reference(path: Path, tensors: Mapping[str, Array], keys: Mapping[str, Any]) -> Runnable:
     weights = _replaced(path, tensors)
     weights.fields.update(keys)
-    return Model(path, weights=weights)
+    return _OfFile(path, weights=weights)
 
 
 def _by_graph(path: Path, graph: Graph, tensors: Mapping[str, Array], keys: Mapping[str, Any]) -> Runnable:
     """llama.cpp's graph has its metadata in its nodes: it takes no ``keys``."""
-    return GraphModel(path, graph, weights=_replaced(path, tensors))
+    return _GraphOfFile(path, graph, weights=_replaced(path, tensors))
 
 
 def _replaced(path: Path, tensors: Mapping[str, Array]) -> Weights:

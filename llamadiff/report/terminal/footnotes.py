@@ -84,7 +84,7 @@ def _spans(page: Page, comparison: Comparison, full: bool) -> list[Text]:
     notes = [Text(_span(page, rows, why)) for (*_, why), rows in alike.items()]
     if full or len(notes) <= 1:
         return notes
-    return [notes[0].append(f"; so do {len(notes) - 1} more taps for others")]
+    return [notes[0].append(f"; {len(notes) - 1} more such: --full")]
 
 
 def _why(span: Sequence[str], wrong: Collection[str]) -> str:

@@ -403,7 +403,12 @@ def _apart(
     unlike = sorted((n for n in range(len(texts)) if theirs[n] != ours[n]), key=lambda n: len(texts[n]))
     first = next((n for n in unlike if parts([texts[n]])[0]), None)
     if first is None:
-        return "llama.cpp's ids are not the checkpoint's for some texts, in ways that no key of a file can mend"
+        text = texts[unlike[0]]
+        return (
+            f"llama.cpp's ids are not the checkpoint's for {len(unlike)} of {len(texts)} texts, in ways that no key of "
+            f"a file can mend: {text!r} is {list(ours[unlike[0]] or ())} in llama.cpp, {list(theirs[unlike[0]] or ())} "
+            f"by {name}"
+        )
     text = smallest(texts[first], parts)
     found, right = (list(each[0] or ()) for each in both([text]))
     says = f"{text!r} is {right} in llama.cpp, {found} by {name}; {len(unlike)} of {len(texts)} texts part"

@@ -80,8 +80,8 @@ def headline(found: Tokens) -> str:
         return f"llama.cpp and {name} give the same ids for all {every} texts"
     if found.own:
         return (
-            f"{name} gives the right ids for all {every} texts; for {found.own} of them they are those of the model's "
-            "own tokenizer, which llama.cpp does not give"
+            f"{name} is right for all {every} texts; llama.cpp is not for {found.own} of them, which no key of a file "
+            "can mend: a port is as right as llama.cpp lets it be"
         )
     return f"{name} gives llama.cpp's ids for all {every} texts"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from ext.file.conversion.converter import convert
+from models.gguf_file import read_gguf, write_gguf
 from optional import needs
 
 from llamadiff import compare
@@ -50,6 +52,19 @@ def test_the_file_is_blamed_and_not_the_engine(architecture, mistake, kind, chec
     assert result.wrong == ()
     assert result.diagnosis == ()
     assert "recorded of transformers is right" in result.summary
+    assert not any("sampling" in step for step in result.next_steps)
+
+
+def test_what_is_wrong_with_the_file_is_not_called_odd_besides(checkpoint, tmp_path):
+    folder = checkpoint("qwen2")
+    fields, tensors = read_gguf(convert(folder, "qwen2", tmp_path / "m.gguf", "F32"))
+    for layer in (0, 1):
+        bias, kind = tensors[f"blk.{layer}.attn_k.bias"]
+        tensors[f"blk.{layer}.attn_k.bias"] = (np.full_like(bias, layer), kind)
+    zeros = write_gguf(tmp_path / "zeros.gguf", fields, tensors, "qwen2")
+    result = compare(zeros, TOKENS, candidate=f"transformers:{folder}")
+    assert "the file's blk.0.attn_k.bias: all values are zero; -" in result.summary
+    assert not any("blk.0.attn_k.bias" in step for step in result.next_steps)
 
 
 def test_a_fault_of_the_engine_is_still_its_own(checkpoint, tmp_path, monkeypatch):
