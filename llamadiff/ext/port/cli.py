@@ -50,8 +50,9 @@ def port(
 def tiny(
     checkpoint: Annotated[
         Path,
-        typer.Argument(help="A checkpoint's directory: its config.json and tokenizer are enough.", metavar="CHECKPOINT",
-                       exists=True, file_okay=False),
+        typer.Argument(
+            help="A checkpoint's directory: its config.json and tokenizer are enough.", metavar="CHECKPOINT"
+        ),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The folder to make.", metavar="FOLDER", show_default=False)

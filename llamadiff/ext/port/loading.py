@@ -19,11 +19,13 @@ from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import layers_of
 from llamadiff.ext.prompt.own_code import function_of, is_function
 from llamadiff.system.errors import UserError
+from llamadiff.trace.metadata import Info
 from llamadiff.trace.stated import reason
 
 Array = NDArray[Any]
 KEPT = {"F16": "float16", "BF16": "bfloat16"}  # types of matrices that a model's own are rounded to
 NEAR = 0.5  # NMSE of what a quantization makes of a matrix; that of another one is 2
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 NEEDS = "port needs torch and transformers: pip install torch transformers"
 
 
@@ -41,17 +43,38 @@ def model_of(spec: str) -> Any:
     return loaded(folder_of(spec), "f32", {})
 
 
-def folder_of(spec: str) -> Path:
-    """The directory of a checkpoint. Raises UserError for what is none."""
+def folder_of(spec: str, or_function: bool = True) -> Path:
+    """The directory of a checkpoint. Raises UserError for what is none; ``or_function``: what else it may have been."""
     path = Path(spec)
     if path.is_dir():
         return path
-    end = "no directory of a checkpoint, and no file.py:function that builds a torch module"
+    end = "no directory of a checkpoint"
+    end += ", and no file.py:function that builds a torch module" if or_function else ""
     if path.is_file() and path.with_name("config.json").is_file():
         raise UserError(f"{spec}: is {end}; give the directory that it lies in, {path.parent}")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", spec) and not path.exists():
         end += f"; nothing is downloaded here: hf download {spec} --local-dir checkpoint, and give checkpoint"
     raise UserError(f"{spec}: {end}")
+
+
+def other_ids(checkpoint: str, info: Info) -> tuple[int, ...] | None:
+    """The prompt's ids by the checkpoint's own tokenizer, where they are others than llama.cpp's; None where they are
+    the same but for what stands before and after a text, or cannot be had.
+    """
+    if info.prompt is None or not any((Path(checkpoint) / name).is_file() for name in TOKENIZERS):
+        return None
+    import transformers
+
+    local = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        own = transformers.AutoTokenizer.from_pretrained(checkpoint, **local)
+        plain = tuple(own(info.prompt, add_special_tokens=False).input_ids)
+        known = {plain, tuple(own(info.prompt).input_ids)}
+    except Exception:  # its loaders raise many kinds; weights compares the tokenizers without it
+        return None
+    ids = tuple(info.tokens[: info.n_prefill])
+    ends = {ids[first : len(ids) - last] for first in (0, 1) for last in (0, 1)}
+    return None if known & ends else plain
 
 
 def matrices_of(model: Any) -> dict[str, View]:
@@ -123,8 +146,9 @@ def with_weights_of(parameters: Mapping[str, Array], file: ModelFile, layers: li
             values = _found(x, name, tensors, file, sizes)
             if values is None:
                 raise UserError(
-                    f"{file.path}: is quantized, and {name} of the model is not found in it; convert the checkpoint "
-                    "with --outtype f32 (or bf16), and compare that file with this one afterwards"
+                    f"{file.path}: is quantized, and {name} of the model is not found in it, or is another; convert "
+                    "the checkpoint with --outtype bf16, and compare the two: "
+                    f"llamadiff weights {file.path} BF16.gguf"
                 )
             found[name] = values
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +20,7 @@ from llamadiff.report.terminal.page import Page
 
 SCHEMA = "llamadiff.extras.port/1"
 OPINIONS = {GRAPH: "llama.cpp's logits: the file is not what the code computes", MODEL: "the model's logits"}
+MOST_IDS = 16  # that are shown
 FEW = 4  # lines of the model's code
 
 
@@ -41,9 +42,15 @@ def print_port(found: Port, console: Console) -> None:
     if found.opinion is not None:
         page.paragraph("       ", f"a third reading of the file, llamadiff's own, has {OPINIONS[found.opinion]}")
     for line in _counted(found):
-        page.paragraph("       ", page.data(line))
+        page.paragraph("       ", page.data(line, 1000))
     if found.prompt is not None:
         page.paragraph("       prompt     ", page.quote(found.prompt, 60))
+    if found.other_ids is not None:
+        page.paragraph("       llama.cpp  ", page.data(_few([token for token, _ in found.tokens])))
+        page.paragraph("       tokenizer  ", f"{page.data(_few(found.other_ids))} by the checkpoint's own")
+    if found.unseen is not None and not found.places:
+        left = "the tokenizer, special tokens and the chat template were not looked at"
+        page.paragraph("       next       ", f"{left}: {page.data(found.unseen, 1000)}")
 
 
 def headline(found: Port) -> str:
@@ -54,15 +61,17 @@ def headline(found: Port) -> str:
         others = f"; {more} more {'places' if more > 1 else 'place'} below" if more else ""
         again = f"; convert {found.model['file']} again" if first.side == FILE else ""
         return f"{first.side}, {first.name}: {first.fault or f'{code} {first.says}'}{again}{others}"
+    if found.other_ids is not None:
+        return "the file, or llama.cpp's tokenizer: ids of the prompt are not those of the checkpoint's tokenizer"
     if found.verdict == WRONG and found.steps is not None:
         return f"llama.cpp's graph is right in one go, and not its decode steps: {found.steps.headline}"
     if found.verdict == MATCH:
         return f"llama.cpp computes what {code} does: logits agree to {_size(found.logits)}"
     if found.steps is not None and found.steps.verdict == UNCHECKED:
         return f"the graph is what {found.code} computes, and llama.cpp's decode steps were not all judged by it"
-    if found.own > KERNELS:
-        return "llama.cpp's own run is not what its graph gives: a kernel is wrong, and llamadiff backend says which"
-    return f"no op of llama.cpp's parts from {code}, and yet logits are off by {_size(found.logits)}"
+    kernel = "llama.cpp's own run is not what its graph gives: a kernel is wrong, and llamadiff backend says which"
+    rounding = f"no op of llama.cpp's parts from {code}, and yet logits are off by {_size(found.logits)}"
+    return kernel if found.own > KERNELS else rounding
 
 
 def _put_place(page: Page, place_number: int, place: Apart) -> None:
@@ -91,8 +100,8 @@ def _counted(found: Port) -> Iterator[str]:
     yield f"{file['file']} ({file['architecture']}), {len(found.tokens)} tokens, by {by}"
     others = f"; {lineup.apart} part, or follow in their layer" if lineup.apart else ""
     yield (
-        f"of {lineup.nodes} nodes that compute something {lineup.aligned} have values of the model's, "
-        f"{lineup.inside} lie between such{others}"
+        f"of llama.cpp's {lineup.nodes} nodes {lineup.aligned} have values that the model has too"
+        f"{f', {lineup.inside} are steps between such' if lineup.inside else ''}{others}"
     )
     if found.quantized:
         yield (
@@ -110,6 +119,10 @@ def _counted(found: Port) -> Iterator[str]:
         yield f"the last values are off by an NMSE of {_size(found.logits)}"
 
 
+def _few(ids: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, ids[:MOST_IDS]))}{', ...' if len(ids) > MOST_IDS else ''}]"
+
+
 def _size(nmse: float) -> str:
     return f"{nmse:.1e}"
 
@@ -119,7 +132,7 @@ def as_json(found: Port) -> str:
     about: dict[str, Any] = {
         "schema": SCHEMA, "verdict": found.verdict, "headline": headline(found), "model": found.model,
         "code": found.code, "tokens": [{"id": token, "text": text} for token, text in found.tokens],
-        "prompt": found.prompt, "baseline": found.baseline,
+        "prompt": found.prompt, "checkpoint_ids": found.other_ids, "baseline": found.baseline,
         "nodes": {"all": found.lineup.nodes, "aligned": found.lineup.aligned, "inside": found.lineup.inside},
         "logits": found.logits, "own_logits": found.own,
         "quantized": found.quantized, "mended": found.lineup.mended,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,12 +19,12 @@ from llamadiff.ext.port.causes import Causes
 from llamadiff.ext.port.faults import faults_of, said, with_faults
 from llamadiff.ext.port.graph_values import node_values
 from llamadiff.ext.port.lineup import Lineup, LiningUp
-from llamadiff.ext.port.loading import check_vocabulary, folder_of, kept_as_in, matrices_of, model_of
+from llamadiff.ext.port.loading import check_vocabulary, folder_of, kept_as_in, matrices_of, model_of, other_ids
 from llamadiff.ext.port.places import Apart, Reasons, joined, places_of
 from llamadiff.ext.port.pooling import POOLED, mode_of, with_pooling
 from llamadiff.ext.port.sides import EITHER, FILE, GRAPH, MODEL, other_keys, side_of, third_opinion, unstated
 from llamadiff.ext.port.tensors import Tensors
-from llamadiff.ext.port.torch_ops import layers_of
+from llamadiff.ext.port.torch_ops import check_runs, layers_of
 from llamadiff.ext.prompt.own_code import is_function
 from llamadiff.ext.pytorch.transformers import config_read
 from llamadiff.judge.verdict import of_check, of_part, worst_of
@@ -46,7 +47,9 @@ class Port:
     keys and tensors that are not what the checkpoint has, ``unsaid`` the numbers that the model has read of its config
     and no key has, and ``opinion`` is whose logits a third reading of the file has. ``quantized``: the types of the
     file's matrices, where the model was given these. ``steps``: llama.cpp's own run, its last tokens as decode steps,
-    judged by the graph of all tokens in one go. ``concerns``: what is odd about the file by itself.
+    judged by the graph of all tokens in one go. ``concerns``: what is odd about the file by itself. ``other_ids``: the
+    prompt's by the checkpoint's own tokenizer, where llama.cpp has others. ``unseen``: the command that looks at what
+    was not looked at here.
     """
 
     model: Mapping[str, Any]
@@ -64,6 +67,8 @@ class Port:
     steps: Comparison | None = None
     prompt: str | None = None
     concerns: Sequence[str] = ()
+    other_ids: tuple[int, ...] | None = None
+    unseen: str | None = None
 
     @property
     def decoded(self) -> int:
@@ -74,7 +79,8 @@ class Port:
     def verdict(self) -> str:
         steps = [] if self.steps is None else [of_part(self.steps.verdict)]
         is_close = self.logits <= CLOSE and self.own <= KERNELS
-        return worst_of([of_check(self.places, is_known=is_close or bool(self.places)), *steps])
+        parts = [of_check(self.places, is_known=is_close or bool(self.places)), *steps]
+        return worst_of([*parts, of_check(self.other_ids is not None)])
 
 
 def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
@@ -95,12 +101,15 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
             request = replace(text_request(file, run, Path(folder) / "llama.cpp"), pooled=pooling is not None)
             graph, trace = by_its_graph(path, request, how.progress, child)
         check_vocabulary(model, trace.info.tokens)
+        if is_own:
+            check_runs(model, trace.info.tokens)
         how.progress("computing llama.cpp's graph")
         values = node_values(graph.graph, graph.weights)
         how.progress("lining up the model with it")
         causes = Causes(graph)
         lining = LiningUp(model, graph.graph, graph.weights, values, n_layer, causes.edits)
         found = lining.run()
+    ids = None if is_own else other_ids(checkpoint, trace.info)
     logits = values[graph.graph.nodes[-1].number].ravel()
     config = _config_of(model)
     keys, unsaid, opinion, faults = list[str](), dict[str, float](), None, list[Oddity]()
@@ -131,7 +140,8 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         file.describe(), type(model).__name__, file.token_texts(trace.info.tokens), dict(trace.info.producer),
         places, found, found.logits, distance(recorded, logits) if recorded is not None else float("nan"),
         keys, unsaid, opinion, quantized, steps, trace.info.prompt,
-        _concerns(file, faults if found.departed else [*other_keys(file, config)], bool(found.departed)),
+        _concerns(file, faults if found.departed else [*other_keys(file, config)], bool(found.departed)), ids,
+        None if is_own else shlex.join(["llamadiff", "weights", str(path), checkpoint]),
     )  # fmt: skip
 
 

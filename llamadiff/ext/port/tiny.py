@@ -6,6 +6,7 @@ trivial: what an engine mixes up shows.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.port.loading import folder_of
 from llamadiff.ext.port.torch_ops import layers_of, recorded
 from llamadiff.ext.pytorch.transformers import config_of, randomly
 from llamadiff.system.errors import UserError
@@ -77,14 +79,18 @@ def tiny(
     if not converter.is_file():
         raise UserError(f"--converter {converter}: no such file; give llama.cpp's convert_hf_to_gguf.py")
     progress("making a small model")
-    config = config_of(checkpoint)
+    config = config_of(folder_of(str(checkpoint), or_function=False))
     model = randomly(type(config), shrunk(config.to_dict()), seed, checkpoint)
     model.save_pretrained(folder)
     for path in dict.fromkeys(path for pattern in TOKENIZERS for path in sorted(checkpoint.glob(pattern))):
         if path.is_file() and not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
     progress("converting it")
-    _convert(converter, folder)
+    try:
+        _convert(converter, folder)
+    except UserError:
+        shutil.rmtree(folder, ignore_errors=True)  # was empty before, and stands in the way of the next try
+        raise
     recording = folder / GOLDEN if golden else None
     if recording is not None:
         progress("recording its own run")
@@ -171,7 +177,24 @@ def _convert(converter: Path, folder: Path) -> None:
         said = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         raise UserError(
             f"--converter {converter}: made no file of {folder} (it said: {said[-1][:200] if said else 'nothing'})"
+            f"{_remedy(converter, done.stderr + done.stdout)}"
         )
+
+
+def _remedy(converter: Path, said: str) -> str:
+    """What to do about a converter's usual failures."""
+    lacking = re.search(r"No module named '([\w.]{1,60})'", said)
+    if lacking is not None:
+        wanted = converter.parent / "requirements" / "requirements-convert_hf_to_gguf.txt"
+        what = f"-r {wanted}" if wanted.is_file() else lacking[1].partition(".")[0]
+        return f"; the converter needs it: {sys.executable} -m pip install {what}"
+    if "pre-tokenizer was not recognized" in said:
+        found = re.search(r"chkhsh:\s+([0-9a-f]{64})", said)
+        return (
+            f"; its pre-tokenizer ({f'chkhsh {found[1]}' if found else 'chkhsh'}) is not in the converter's "
+            "get_vocab_base_pre(): add it, in llama.cpp by convert_hf_to_gguf_update.py, and to llama-vocab.cpp"
+        )
+    return ""
 
 
 def _record(model: Any, gguf: Path, path: Path, seed: int) -> None:

@@ -6,6 +6,7 @@ import inspect
 import linecache
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.system.errors import UserError
+from llamadiff.trace.stated import reason
 
 Array = NDArray[Any]
 SCAFFOLD = tuple(
@@ -110,6 +112,23 @@ def recorded(model: Any, ids: Sequence[int], given: Mapping[int, Array]) -> Torc
     if len(ends) != len(layers_of(model)) + 2:
         raise UserError(f"{type(model).__name__}: a layer ran more than once, or not at all: it cannot be lined up")
     return TorchRun(run.ops, ends)
+
+
+def check_runs(model: Any, ids: Sequence[int]) -> None:
+    """Raise UserError with what the model itself raises on ids, and where: a model may be anybody's code."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            _called(model, ids)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not any(part in frame.filename for part in SCAFFOLD)]
+        where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+        raise UserError(
+            f"{type(model).__name__}: failed on ids [1, {len(ids)}]{where} ({type(error).__name__}: {reason(error)}); "
+            "a module that takes [n] is wrapped by one whose forward(self, ids) returns self.m(ids[0])[None]"
+        ) from None
 
 
 def logits_of(model: Any, ids: Sequence[int]) -> Array:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def record(
     """
     if path is not None:
         check_target(Path(path))
+    ids = _checked(ids)
     names = _names(model, mapping)
     if not names:
         first = ", ".join(name for name, _ in list(model.named_modules())[1:6])
@@ -60,10 +62,25 @@ def record(
             'give mapping={"l_out": "blocks.{i}", ...}, with a name for each tap'
         )
     kept = {names[name]: stored(name, value) for name, value in run(model, ids, names, call).items()}
-    info = Info(tuple(map(int, ids)), tuple(range(len(ids))), len(ids), None, _producer(model), {})
+    info = Info(tuple(ids), tuple(range(len(ids))), len(ids), None, _producer(model), {})
     if path is not None:
         return _written(Path(path), info, kept)
     return Trace(info, {name: values for name, (_, values) in kept.items()}, {n: kind for n, (kind, _) in kept.items()})
+
+
+def _checked(ids: Any) -> list[int]:
+    """The ids of one text, as a list or a tensor of them, [n] or [1, n]. Raises UserError for what is none."""
+    if isinstance(ids, str):
+        raise UserError("ids: is a text; give its token ids, such as tokenizer(text).input_ids")
+    given = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    if given and isinstance(given[0], (list, tuple)):
+        if len(given) > 1:
+            raise UserError(f"ids: {len(given)} rows; a trace is of one text, record them one by one")
+        given = list(given[0])
+    for place, token in enumerate(given):
+        if isinstance(token, (bool, float)) or not hasattr(token, "__index__"):
+            raise UserError(f"ids[{place}] is {str(token)[:40]!r}; expected whole numbers, such as [1, 17, 5]")
+    return [int(token) for token in given]
 
 
 def run(
@@ -134,9 +151,11 @@ def _names(model: Any, mapping: str | Path | Mapping[str, str]) -> dict[str, str
         if unknown is not None:
             raise UserError(f"mapping: {unknown} is no tap; llamadiff taps MODEL lists them")
         entries = {word: Entry(word, name) for word, name in mapping.items()}
-    else:
+    elif isinstance(mapping, (str, Path)):
         entries = dict(load_map(str(mapping)))
-    found = {}
+    else:
+        raise UserError(f"mapping: is {mapping!r:.40}; expected hf, a map's file, or a mapping of taps to modules")
+    found, used = {}, set[str]()
     for module, _ in model.named_modules():
         for name in (module, module + INPUT):
             for entry in entries.values():
@@ -144,7 +163,18 @@ def _names(model: Any, mapping: str | Path | Mapping[str, str]) -> dict[str, str
                 if match:
                     tap = entry.word + "".join(f"-{int(layer)}" for layer in match.groups())
                     found[name] = tap if isinstance(mapping, Mapping) else name
+                    used.add(entry.word)
+    if isinstance(mapping, Mapping):
+        for word in [word for word in entries if word not in used]:
+            raise UserError(f"mapping: {word}: {_no_module(model, entries[word].name)}")
     return found
+
+
+def _no_module(model: Any, name: str) -> str:
+    """That a model has no such module, and the nearest that it has."""
+    known = dict.fromkeys(re.sub(r"(?<=\.)[0-9]+(?=\.|$)", "{i}", module) for module, _ in model.named_modules())
+    near = get_close_matches(name.removesuffix(INPUT), known, 1)
+    return f"{type(model).__name__} has no module {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _producer(model: Any) -> dict[str, Any]:

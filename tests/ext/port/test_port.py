@@ -15,6 +15,7 @@ import pytest
 from ext.file.conversion.checkpoints import MODELS, make
 from ext.file.conversion.converter import convert
 from ext.file.conversion.mistakes import INJECTED
+from models.gguf_file import read_gguf, write_gguf
 from optional import needs
 from typer.testing import CliRunner
 
@@ -335,6 +336,7 @@ def test_a_right_port_ends_with_0(checkpoint, tmp_path):
     assert ended.exit_code == 0
     assert ended.output.startswith("MATCH  llama.cpp computes what Qwen2ForCausalLM does")
     assert "the last values are off by an NMSE of" in ended.output
+    assert f"were not looked at: llamadiff weights {path}" in " ".join(ended.output.split())
 
 
 MODULE = """
@@ -360,6 +362,18 @@ def another():
     for x in made.parameters():
         x.data = torch.randn_like(x)
     return made
+def damaged():
+    made = load()
+    made.model.layers[1].mlp.down_proj.weight.data.normal_()
+    return made
+def single():
+    class Single(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own = load()
+        def forward(self, ids):
+            return self.own(ids.view(1, 4))  # of 12 ids
+    return Single()
 class Small(torch.nn.Module):
     def __init__(self, layers):
         super().__init__()
@@ -378,10 +392,27 @@ def test_a_module_of_ones_own_is_run_by_its_function(checkpoint, tmp_path):
         "nothing": "gave int", "fails": "no weights", "absent": "has no function absent",
         "listless": "no list of layers", "shared": "one module as several layers",
         "skips": "more than once, or not at all", "narrow": "holds another model", "another": "holds another model",
+        "single": r"failed on ids \[1, 12\] at mine.py:\d+ \(RuntimeError: shape .*; a module that takes",
     }  # fmt: skip
     for function, says in refused.items():
         with pytest.raises(UserError, match=says):
             port(path, f"{tmp_path / 'mine.py'}:{function}", Run(tokens=TOKENS), USUAL)
+    quantized = convert(checkpoint("llama"), "llama", tmp_path / "q.gguf", "Q8_0")
+    with pytest.raises(UserError, match=r"is quantized, and model.layers.1.mlp.down_proj.* is not found in it"):
+        port(quantized, f"{tmp_path / 'mine.py'}:damaged", Run(tokens=TOKENS), USUAL)
+
+
+def test_ids_of_the_prompt_are_those_of_the_checkpoints_tokenizer(checkpoint, tmp_path):
+    path = convert(checkpoint("llama"), "llama", tmp_path / "m.gguf", "F32")
+    fields, tensors = read_gguf(path)
+    merges, *types = fields["tokenizer.ggml.merges"]
+    prompt = Run(2 * merges[0].replace(" ", "").replace("\u0120", " "))
+    found = port(path, str(checkpoint("llama")), prompt, USUAL)
+    assert (found.verdict, found.other_ids) == ("match", None)
+    fields["tokenizer.ggml.merges"] = (merges[-1:], *types)
+    found = port(write_gguf(path, fields, tensors), str(checkpoint("llama")), prompt, USUAL)
+    assert (found.verdict, found.places) == ("wrong", [])
+    assert "ids of the prompt are not those of the checkpoint's tokenizer" in headline(found)
 
 
 def test_what_cannot_be_held_against_each_other_is_refused(checkpoint, tmp_path):
@@ -389,8 +420,11 @@ def test_what_cannot_be_held_against_each_other_is_refused(checkpoint, tmp_path)
     with pytest.raises(UserError, match=r"model_type is 'qwen3', q.gguf holds llama; give the checkpoint"):
         port(quantized, str(checkpoint("qwen3")), Run(tokens=TOKENS), USUAL)
     path = convert(checkpoint("llama"), "llama", tmp_path / "m.gguf", "F32")
-    with pytest.raises(UserError, match="no directory of a checkpoint"):
-        port(path, str(tmp_path / "nowhere"), Run(tokens=TOKENS), USUAL)
+    beside = checkpoint("llama") / "model.safetensors"
+    for wrong, says in ((tmp_path / "nowhere", "no directory of a"), (beside, f"it lies in, {beside.parent}"),
+                        ("Qwen/Qwen2", "hf download Qwen/Qwen2 --local-dir")):  # fmt: skip
+        with pytest.raises(UserError, match=says):
+            port(path, str(wrong), Run(tokens=TOKENS), USUAL)
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(UserError, match=r"config.json"):

@@ -112,6 +112,17 @@ def test_what_cannot_be_made_is_said(large, converter, tmp_path):
     failing.write_text("raise SystemExit('this architecture is not known')", encoding="utf-8")
     with pytest.raises(UserError, match=r"made no file of .* this architecture is not known"):
         tiny(large, tmp_path / "b", failing)
+    assert not (tmp_path / "b").exists()  # and does not stand in the way of the next try
+    for said, remedy in (
+        ("No module named 'sentencepiece.x'", "the converter needs it: .* -m pip install sentencepiece"),
+        (
+            f"chkhsh:  {'a' * 64}\n BPE pre-tokenizer was not recognized",
+            f"chkhsh {'a' * 64}.*convert_hf_to_gguf_update",
+        ),
+    ):
+        failing.write_text(f"raise SystemExit({said!r})", encoding="utf-8")
+        with pytest.raises(UserError, match=remedy):
+            tiny(large, tmp_path / "b", failing)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"cannot read its config.json"):
         tiny(tmp_path / "empty", tmp_path / "c", converter)

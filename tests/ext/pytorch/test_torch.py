@@ -99,7 +99,9 @@ def test_a_map_as_a_file_names_the_modules(tmp_path):
     ("mapping", "message"),
     [
         ("hf", r"no module of Own has a name that the map has; the first are wte, blocks, blocks.0"),
-        ({"l_out": "nothing.{i}"}, "no module of Own"),
+        ({"l_out": "nothing.{i}"}, r"mapping: l_out: Own has no module nothing.\{i\}$"),
+        ({"embd": "wte", "l_out": "block.{i}"}, r"has no module block.\{i\}; did you mean blocks.\{i\}\?"),
+        (None, "mapping: is None; expected hf, a map's file, or a mapping of taps to modules"),
         ({"lout": "blocks.{i}"}, "lout is no tap"),
         ({"result_norm": "shared"}, "shared ran more than once"),
     ],
@@ -108,6 +110,22 @@ def test_what_cannot_be_recorded_is_said(mapping, message, tmp_path):
     with pytest.raises(UserError, match=message):
         record(Blocks(), TOKENS, tmp_path / "t.safetensors", mapping=mapping)
     assert not list(tmp_path.iterdir())
+
+
+@needs("torch")
+def test_ids_may_be_a_tensor_and_are_of_one_text():
+    import torch
+
+    mapping = {"embd": "wte"}
+    assert record(Blocks(), torch.tensor([TOKENS]), mapping=mapping).info.tokens == tuple(TOKENS)
+    refused = {
+        "Once": "is a text",
+        ((1, 2), (3, 4)): "ids: 2 rows",
+        (1, 2.5): r"ids\[1\] is '2.5'; expected whole numbers",
+    }
+    for ids, says in refused.items():
+        with pytest.raises(UserError, match=says):
+            record(Blocks(), ids, mapping=mapping)
 
 
 def test_it_is_imported_without_torch():
