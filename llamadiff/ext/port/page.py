@@ -19,7 +19,10 @@ from llamadiff.report.json import in_json
 from llamadiff.report.terminal.page import Page
 
 SCHEMA = "llamadiff.extras.port/1"
-OPINIONS = {GRAPH: "llama.cpp's logits: the file is not what the code computes", MODEL: "the model's logits"}
+OPINIONS = {
+    GRAPH: "llama.cpp's logits: by its keys, and what is assumed beside them, it is another model",
+    MODEL: "the model's logits",
+}
 MOST_IDS = 16  # that are shown
 FEW = 4  # lines of the model's code
 

@@ -22,7 +22,7 @@ from llamadiff.ext.port.lineup import Lineup, LiningUp
 from llamadiff.ext.port.loading import check_vocabulary, folder_of, kept_as_in, matrices_of, model_of, other_ids
 from llamadiff.ext.port.places import Apart, Reasons, joined, places_of
 from llamadiff.ext.port.pooling import POOLED, mode_of, with_pooling
-from llamadiff.ext.port.sides import EITHER, FILE, GRAPH, MODEL, other_keys, side_of, third_opinion, unstated
+from llamadiff.ext.port.sides import GRAPH, MODEL, UNSURE, Blame, other_keys, third_opinion, uneven, unstated
 from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import check_runs, layers_of
 from llamadiff.ext.prompt.own_code import is_function
@@ -123,15 +123,16 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         prefixes = [name for name, _ in layers_of(model)]
         tensors = Tensors(graph.weights, file.architecture, lining.parameters, prefixes)
         reasons = Reasons(lining, graph.graph, tensors, opinion)
-        blamed = GRAPH if opinion != GRAPH else EITHER if is_own else FILE
-        named = [each.where for each in faults]
+        lists = uneven(file, config, read, n_layer) if opinion == GRAPH and not is_own else {}
+        blame = Blame(tuple(each.where for each in faults), unsaid, opinion, is_own, lists)
         places = [
-            replace(place, side=reasons.side(place, side_of(place.name, place.says, place.text, named, unsaid, blamed)))
+            replace(place, side=reasons.side(place, blame.of(place.name, place.says, place.text, place.layers)))
             for place in joined(places_of(found.departed, causes, reasons.of))
         ]
         places = with_faults(places, faults, graph.graph, file.tensors)
         shown = {place.fault.partition(" (and ")[0] for place in places if place.fault is not None}
         keys = [key for key in said(faults) or reasons.misplaced if key not in shown]
+        keys += blame.unkept(place.layers for place in places if place.side == UNSURE)
         places = [replace(each, otherwise=f"pools by {pooling}") if POOLED in each.name else each for each in places]
     steps = judge(graph, trace, None, replace(how, diagnose=False)) if run.n_predict else None
     end = graph.graph.nodes[-1].label or taps.LOGITS

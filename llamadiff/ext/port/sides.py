@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -15,9 +16,11 @@ from llamadiff.engines.select import in_engine
 from llamadiff.ext.file.config_keys import NAMES, Stated, metadata_oddities, stated_by
 from llamadiff.ext.port.alignment import distance
 from llamadiff.result.oddity import Oddity
+from llamadiff.trace.stated import brief
 
 Array = NDArray[Any]
 GRAPH, FILE, MODEL = "llama.cpp's graph", "the file", "the model"
+UNSURE = "the file, or llama.cpp's graph"  # where no key has what config.json has, and perhaps none can
 EITHER = "the file, or the model's code"  # a third reading of the file is llama.cpp's, and the code is one's own
 AGREES = 1e-6  # NMSE of logits
 MOST = 4096  # numbers of a key that are looked at
@@ -52,6 +55,49 @@ def unstated(file: ModelFile, config: Mapping[str, Any], read: Iterable[str]) ->
     known = np.array([x for value in file.weights.fields.values() for x in _fractions(value)])
     found = {name: x for read_name in sorted(read) for name, x in _floats(read_name, config.get(read_name))}
     return {name: x for name, x in found.items() if not np.isclose(known, x, rtol=ALIKE, atol=0).any()}
+
+
+def uneven(file: ModelFile, config: Mapping[str, Any], read: Iterable[str], layers: int) -> dict[str, list[Any]]:
+    """Lists of a config that the model has read, which differ between layers and are in no key of the file."""
+    known = [value for value in file.weights.fields.values() if isinstance(value, list) and len(value) == layers]
+    found = {name: config.get(name) for name in sorted(read)}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, list) and len(value) == layers and value not in known and any(x != value[0] for x in value)
+    }
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Who is wrong at a place of which no tensor tells: by ``keys`` and numbers of the config that are otherwise in the
+    file (``side_of``), by the third ``opinion``, and by ``lists`` of the config, an entry a layer, that no key has.
+    """
+
+    keys: Sequence[str]
+    unsaid: Mapping[str, float]
+    opinion: str | None
+    is_own: bool
+    lists: Mapping[str, list[Any]]
+
+    def of(self, place: str, says: str, text: str, layers: Sequence[int]) -> str:
+        """Of a place (op and name) in these layers."""
+        blamed = UNSURE if any(_tells(value, layers) for value in self.lists.values()) else FILE
+        blamed = GRAPH if self.opinion != GRAPH else EITHER if self.is_own else blamed
+        return side_of(place, says, text, self.keys, self.unsaid, blamed)
+
+    def unkept(self, places: Iterable[Sequence[int]]) -> list[str]:
+        """That no key has the lists that tell layers apart as these places are."""
+        layers = list(places)
+        return [
+            f"no key has {name} = {brief(value)} of config.json, which the model reads"
+            for name, value in self.lists.items() if any(_tells(value, each) for each in layers)
+        ]  # fmt: skip
+
+
+def _tells(value: Sequence[Any], layers: Sequence[int]) -> bool:
+    """Whether a list has one value in these layers."""
+    return bool(layers) and len({str(value[layer]) for layer in layers if layer < len(value)}) == 1
 
 
 def third_opinion(file: ModelFile, tokens: tuple[int, ...], graph: Array, model: Array) -> str | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,6 +32,7 @@ from llamadiff.ext.port import run as verb
 from llamadiff.ext.port.graph_values import Again, node_values
 from llamadiff.ext.port.page import headline
 from llamadiff.ext.port.run import port
+from llamadiff.ext.port.sides import FILE, GRAPH, UNSURE, Blame, uneven
 from llamadiff.trace.reader import Trace
 
 pytestmark = [needs("torch", "transformers"), pytest.mark.filterwarnings("ignore")]
@@ -440,3 +443,17 @@ def test_code_beside_a_checkpoint_is_never_run(checkpoint, tmp_path):
     path = convert(folder, "llama", tmp_path / "m.gguf", "F32")
     assert port(path, str(folder), Run(tokens=TOKENS), USUAL).verdict == "match"
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_list_of_layers_that_no_key_has_leaves_it_open_whose_a_place_is():
+    config = {"no_rope_layers": [1, 0], "layer_types": ["full", "full"], "kinds": [0, 1], "unread": [2, 1]}
+    file = SimpleNamespace(weights=SimpleNamespace(fields={"llama.kinds": [0, 1]}))
+    lists = uneven(file, config, ["no_rope_layers", "layer_types", "kinds", "absent"], 2)
+    assert lists == {"no_rope_layers": [1, 0]}
+    place = ("ROPE Qcur_rope", "does not rotate at all", "")
+    blame = Blame((), {}, GRAPH, is_own=False, lists=lists)
+    assert (blame.of(*place, (1,)), blame.of(*place, (0, 1))) == (UNSURE, FILE)
+    assert blame.unkept([(0, 1)]) == []
+    assert blame.unkept([(1,)]) == ["no key has no_rope_layers = [1, 0] of config.json, which the model reads"]
+    assert replace(blame, opinion=None).of(*place, (1,)) == GRAPH
+    assert replace(blame, keys=("llama.rope.freq_base is 1",)).of(*place, (1,)) == FILE
