@@ -113,7 +113,7 @@ def _sought(file: ModelFile) -> Iterator[_Sought]:
 
 def _by_size(views: Mapping[str, View], sizes: set[int]) -> list[View]:
     """The matrices of the other side, first those of a sought one's size."""
-    matrices = [view for view in views.values() if len(view.shape) > 1]
+    matrices = [view for view in views.values() if len(view.shape) > 1 and min(view.shape)]
     return sorted(matrices, key=lambda view: rows_of(view) * width_of(view) not in sizes)
 
 
