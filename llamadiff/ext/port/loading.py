@@ -146,9 +146,8 @@ def with_weights_of(parameters: Mapping[str, Array], file: ModelFile, layers: li
             values = _found(x, name, tensors, file, sizes)
             if values is None:
                 raise UserError(
-                    f"{file.path}: is quantized, and {name} of the model is not found in it, or is another; convert "
-                    "the checkpoint with --outtype bf16, and compare the two: "
-                    f"llamadiff weights {file.path} BF16.gguf"
+                    f"{file.path}: is quantized, and {name} of the model is not found in it, or is another; what it "
+                    f"has there says llamadiff weights {file.path} CHECKPOINT"
                 )
             found[name] = values
     return found
