@@ -36,15 +36,13 @@ def config_json(folder: Path) -> dict[str, Any]:
 
 
 def same_checkpoint(
-    file: ModelFile, folder: Path, config: Mapping[str, Any], is_needed: bool = True
+    file: ModelFile, folder: Path, config: Mapping[str, Any]
 ) -> tuple[dict[str, Stored], dict[str, str]]:
     """The tensors of the checkpoint that a file was made of, and those that are not read (``open_checkpoint``).
 
-    ``is_needed``: a folder without any is refused. Raises UserError for a checkpoint of another model.
+    Raises UserError for a checkpoint of another model.
     """
     check_same_kind(file, config, folder)
-    if not is_needed and not any(folder.glob("*.safetensors*")):
-        return {}, {}
     tensors, unread = open_checkpoint(folder)
     check_same_matrices(file, tensors, str(folder))
     return tensors, unread
