@@ -20,7 +20,7 @@ from llamadiff.system.exits import reason
 class SweepRow:
     """What came of a case. ``verdict`` is UNCHECKED with a ``refused`` where it could not be judged; ``kl`` and
     ``same_first`` are of the last token; ``worst`` is the largest own error, at ``worst_tap``; ``loss`` the mean KL of
-    two files."""
+    two files; ``made_of``: what its files held, where that can be told."""
 
     key: str
     model: str
@@ -41,6 +41,7 @@ class SweepRow:
     refused: str = ""
     seconds: float = 0.0
     worker: str = ""
+    made_of: str = ""
 
 
 def run_case(case: SweepCase, threads: int = 0) -> SweepRow:

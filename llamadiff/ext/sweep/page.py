@@ -32,7 +32,12 @@ def _groups(rows: Iterable[SweepRow], key: Callable[[SweepRow], Hashable]) -> li
 
 
 def _way(row: SweepRow) -> tuple[str, str, str]:
-    return row.model, row.candidate, row.settings
+    return row.model, row.candidate, _settings(row)
+
+
+def _settings(row: SweepRow) -> str:
+    """Its settings, with the tokens that it generates."""
+    return ",".join(filter(None, (row.settings, f"n_predict={row.n_predict}" if row.n_predict else "")))
 
 
 def _summed_up(sweep: Sweep) -> list[tuple[str, ...]]:
@@ -79,18 +84,21 @@ def _reason(row: SweepRow) -> str:
 def headline(sweep: Sweep) -> str:
     """How many cases are right, and where the rows are."""
     right = sum(is_right(row.verdict) for row in sweep.rows)
-    kept = f", {sweep.kept} of them were there before" if sweep.kept else ""
-    return f"{right} of {len(sweep.rows)} cases are right{kept}; rows in {sweep.folder}"
+    kept = f", {sweep.kept} of them were there before, of the same files" if sweep.kept else ""
+    said = f"{right} of {len(sweep.rows)} cases are right{kept}; rows in {sweep.folder}"
+    again = "; nothing was run: remove that directory, or give another with --out, to run them again"
+    return said + again * (sweep.kept == len(sweep.rows))
 
 
 def _name(row: SweepRow) -> str:
-    return " ".join(filter(None, (Path(row.model).name, _candidate(row.candidate), row.settings)))
+    return " ".join(filter(None, (Path(row.model).name, _candidate(row.candidate), _settings(row))))
 
 
 def line_of(row: SweepRow, done: int, of: int) -> str:
     """One line for a case that has just been done."""
     what = row.refused or row.headline
-    name = escape_line(_name(row), 60)
+    parts = (Path(row.model).name, _candidate(row.candidate), _settings(row))
+    name = " ".join([*(escape_line(part, 40) for part in parts if part), quote(row.prompt, 30)])
     return f"{done}/{of}  {row.verdict.upper():9} {name}  {row.seconds:.1f} s  {escape_line(what, 90)}"
 
 
@@ -113,7 +121,7 @@ def sweep_to_markdown(sweep: Sweep) -> str:
     parts = [f"### {sweep.verdict.upper()}: {prose(headline(sweep), 400)}", table(TITLES, lines)]
     wrong = [
         (rows[0].verdict, code(Path(rows[0].model).name), code(_candidate(rows[0].candidate)),
-         code(rows[0].settings or "-"), code(_prompts(rows), 80), prose(_reason(rows[0]), 300))
+         code(_settings(rows[0]) or "-"), code(_prompts(rows), 80), prose(_reason(rows[0]), 300))
         for rows in _not_right(sweep)
     ]  # fmt: skip
     if wrong:

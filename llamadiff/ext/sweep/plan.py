@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from llamadiff.candidates.gguf_file import is_model_file
+from llamadiff.cli.inputs import FILE, prompt_of
 from llamadiff.llamacpp.settings_words import settings_of
 from llamadiff.system.errors import UserError
 from llamadiff.trace.stated import convert, read_toml
@@ -64,12 +65,16 @@ class _Way(Struct):
 
 
 def read_plan(path: Path) -> tuple[SweepCase, ...]:
-    """The cases of a TOML file. Raises UserError for a key that is unknown, and for a value of the wrong kind."""
+    """The cases of a TOML file, a prompt ``@FILE`` read from beside it.
+
+    Raises UserError for a key that is unknown, for a value of the wrong kind, and for a file that is not there.
+    """
     plan = convert(read_toml(path), _Plan, str(path), REMEDY)
     for number, way in enumerate(plan.settings, 1):
         convert(way, _Way, f"{path}: settings {number}")
         settings_of(settings_in_words(way), f"{path}: settings {number}: ")
-    cases = tuple(_cases(path.resolve().parent, plan))
+    prompts = [_prompt(prompt, path, number) for number, prompt in enumerate(plan.prompts, 1)]
+    cases = tuple(_cases(path.resolve().parent, plan, prompts))
     if len(cases) > MOST:
         raise UserError(f"{path}: {len(cases)} cases; give no more than {MOST}")
     named = ((case.model, *([case.candidate] if is_model_file(case.candidate) else [])) for case in cases)
@@ -85,11 +90,21 @@ def settings_in_words(entry: Mapping[str, Any]) -> list[str]:
     return [f"{key}={('off', 'on')[value] if isinstance(value, bool) else value}" for key, value in said]
 
 
-def _cases(folder: Path, plan: _Plan) -> Iterator[SweepCase]:
+def _prompt(given: str, plan: Path, number: int) -> str:
+    """A prompt's text. Raises UserError for one without any, and for a file that cannot be read."""
+    if not given:
+        raise UserError(f'{plan}: prompts {number} is empty; expected a text ("Once upon a time"), or @FILE')
+    is_file = given.startswith(FILE) and not given.startswith(2 * FILE)
+    file = plan.resolve().parent / given.removeprefix(FILE)
+    try:
+        return given if given == "-" else prompt_of(f"{FILE}{file}" if is_file else given) or ""
+    except UserError as error:
+        raise UserError(f"{plan}: prompts {number}: {error}") from None
+
+
+def _cases(folder: Path, plan: _Plan, prompts: list[str]) -> Iterator[SweepCase]:
     """Every model with every prompt, candidate and settings."""
-    for model, prompt, candidate, way in product(
-        plan.models, plan.prompts, plan.candidates or [""], plan.settings or [{}]
-    ):
+    for model, prompt, candidate, way in product(plan.models, prompts, plan.candidates or [""], plan.settings or [{}]):
         own = {key: value for key, value in way.items() if key != "n_predict"}
         n_predict = int(way.get("n_predict", plan.n_predict))
         given = str(folder / candidate) if is_model_file(candidate) else candidate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from llamadiff import plugins
 from llamadiff.candidates.gguf_file import is_model_file
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.sweep.case import SweepRow, run_case, unjudged
+from llamadiff.ext.sweep.content import contents_of
 from llamadiff.ext.sweep.plan import SweepCase, read_plan
 from llamadiff.ext.sweep.store import Store
 from llamadiff.judge.verdict import worst_of
@@ -34,7 +35,8 @@ class Sweep:
 
     @property
     def verdict(self) -> str:
-        return worst_of([row.verdict for row in self.rows])
+        """The worst of them; UNCHECKED at least where all were there before: nothing was run."""
+        return worst_of([row.verdict for row in self.rows], self.kept == len(self.rows))
 
     @property
     def counts(self) -> Counter[str]:
@@ -49,16 +51,23 @@ def run_sweep(plan: Path, folder: Path, tell: Tell, jobs: int = 0, scheduler: st
     """
     cases = {case.key: case for case in read_plan(plan)}
     store = Store(folder)
-    rows = {row.key: row for row in store.done(cases)}
+    parts = contents_of(cases.values())
+    rows = {row.key: row for row in store.done(cases) if _holds(row, parts[row.key])}
     kept, left = len(rows), [case for key, case in cases.items() if key not in rows]
     with closing(_rows(left, jobs, scheduler)) as found:
-        for row in found:
+        for new in found:
+            row = replace(new, made_of=parts[new.key])
             store.add(row)
             rows[row.key] = row
             tell(row, len(rows), len(cases))
     files = dict.fromkeys(file for case in cases.values() for file in (case.model, case.candidate))
     concerns = tuple(line for file in files if is_model_file(file) for line in _concerns(file))
     return Sweep(folder, tuple(rows[key] for key in cases), kept, concerns)
+
+
+def _holds(row: SweepRow, made_of: str) -> bool:
+    """Whether what came of a case then would come of it now: not where it was refused, or where nothing tells."""
+    return made_of != "" and row.made_of == made_of and not row.refused
 
 
 def _concerns(path: str) -> Iterator[str]:

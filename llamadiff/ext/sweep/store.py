@@ -17,7 +17,7 @@ from llamadiff.ext.sweep.case import SweepRow
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import write_whole
 
-SUFFIX = ".parquet"
+SUFFIX, MADE_OF = ".parquet", "made_of"
 
 
 class Store:
@@ -50,7 +50,9 @@ class Store:
         import pyarrow.parquet as pq
 
         try:
-            (row,) = pq.ParquetFile(path).read().cast(_schema()).to_pylist()
+            read = pq.ParquetFile(path).read()
+            read = read if MADE_OF in read.column_names else read.append_column(MADE_OF, [[""]])  # of earlier releases
+            (row,) = read.cast(_schema()).to_pylist()
             return SweepRow(**row)
         except (pa.ArrowException, OSError, ValueError, TypeError):
             raise UserError(f"{path}: is not a row of this sweep; remove it, or give another directory with --out"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from places import ROOT
 from waiting import HANG, eventually
 
 import llamadiff
-from llamadiff.ext.sweep import run
+from llamadiff.ext.sweep import run, store
 from llamadiff.ext.sweep.case import SweepRow, run_case, unjudged
 from llamadiff.ext.sweep.page import line_of, print_sweep, sweep_to_markdown
 from llamadiff.ext.sweep.plan import SweepCase, read_plan
@@ -134,6 +135,8 @@ def test_the_same_case_twice_is_one(tmp_path):
         ({"settings": [{"kv_type": "q9"}]}, "expected one of f32"),
         ({"n_predict": "four"}, "n_predict is 'four'; expected a whole number"),
         ({"n_predict": -1}, "n_predict is -1; expected a whole number >= 0"),
+        ({"prompts": [""]}, "prompts 1 is empty; expected a text"),
+        ({"prompts": ["a", "@none.txt"]}, "prompts 2: .*none.txt: cannot be read"),
         ({"timeout": -0.5}, "timeout is -0.5; expected a number >= 0"),
         ({"settings": [{"n_predict": -2}]}, "settings 1: n_predict is -2; expected a whole number >= 0"),
         ({"settings": [{"flash_attn": 1.5}]}, r"settings\[0\] is {'flash_attn': 1.5}; expected of its entries "),
@@ -205,8 +208,50 @@ def test_a_sweep_is_summed_up_and_not_done_twice(tmp_path):
     assert "2 of 4 cases are right" in first.stdout
     assert "**Not right**" in page.read_text("utf-8")
     again = command("sweep", path, "--out", out)
-    assert again.stderr == ""
-    assert "4 of them were there before" in " ".join(again.stdout.split())
+    assert again.stderr.count("/4  UNCHECKED") == again.stderr.count("/4  ") == 2  # what was refused is asked again
+    assert "2 of them were there before" in " ".join(again.stdout.split())
+
+
+@needs("pyarrow")
+def test_a_case_of_which_a_file_has_changed_is_run_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_rows", lambda cases, *_: (replace(unjudged(case), verdict="match") for case in cases))
+    monkeypatch.setattr(run, "_concerns", lambda file: ())
+    model, engine, beside = tmp_path / "m.gguf", tmp_path / "engine.py", tmp_path / "ops.py"
+    model.write_bytes(MODEL.read_bytes())
+    for file in (engine, beside):
+        file.write_text("right", encoding="utf-8")
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("The fox\n", encoding="utf-8")
+    command_line, server = f"cmd: python {engine} {{tokens}}", "http://127.0.0.1:1"
+    path = plan(tmp_path, models=["m.gguf"], prompts=["@prompt.txt"], candidates=["", command_line, server])
+
+    def again() -> tuple[list[str], str]:
+        ran = list[str]()
+        found = run.run_sweep(path, tmp_path / "rows", lambda row, *_: ran.append(row.candidate))
+        assert {row.prompt for row in found.rows} == {prompt.read_text("utf-8").strip()}
+        return ran, found.verdict
+
+    every = ["", command_line, server]
+    assert again() == (every, "match")
+    assert again()[0] == [server]  # nothing tells what a server runs
+    for file, ran in ((engine, every[1:]), (beside, every[1:]), (model, every)):
+        with file.open("ab") as written:
+            written.write(bytes(64))
+        assert again()[0] == ran, file
+    prompt.write_text("The wolf", encoding="utf-8")
+    assert again()[0] == every
+    plan(tmp_path, models=["m.gguf"], prompts=["@prompt.txt"])
+    assert again() == ([], "unchecked")  # nothing was run
+
+
+@needs("pyarrow")
+def test_a_row_of_a_release_that_did_not_state_its_files_is_judged_again(tmp_path, monkeypatch):
+    whole = store._schema()
+    monkeypatch.setattr(store, "_schema", lambda: whole.remove(whole.get_field_index("made_of")))
+    case = SweepCase(str(MODEL), "Once")
+    store.Store(tmp_path).add(unjudged(case))
+    monkeypatch.undo()
+    assert [row.made_of for row in store.Store(tmp_path).done([case.key])] == [""]
 
 
 @needs("pyarrow")
@@ -241,19 +286,15 @@ def test_a_row_that_is_none_is_a_line(tmp_path):
 
 @needs("pyarrow")
 def test_a_row_comes_back_as_it_was_stored(tmp_path):
-    from llamadiff.ext.sweep.store import Store
-
     case = SweepCase(str(MODEL), "Once")
     row = SweepRow(case.key, case.model, case.prompt, "", "", 0, "match", kl=0.5, worst=1e-13, same_first=True,
                    loss=0.25, seconds=1.5, worker="here:1", headline="all is right")  # fmt: skip
-    store = Store(tmp_path)
-    store.add(row)
-    assert store.done([case.key, "another"]) == [row]
+    kept = store.Store(tmp_path)
+    kept.add(row)
+    assert kept.done([case.key, "another"]) == [row]
 
 
 def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
-    from llamadiff.ext.sweep import store
-
     monkeypatch.setattr(store, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install pyarrow"):
         store.Store(tmp_path)
@@ -309,7 +350,7 @@ def test_the_summary_has_a_line_for_each_way_and_one_for_each_reason(capsys):
     page = sweep_to_markdown(found)
     assert page.startswith("### UNCHECKED: 3 of 7 cases are right, 2 of them were there before")
     assert page.count("no such") == 1
-    assert line_of(found.rows[0], 1, 7).startswith("1/7  MATCH     a.gguf llama.cpp kv_type=f16  0.0 s")
+    assert line_of(found.rows[0], 1, 7).startswith('1/7  MATCH     a.gguf llama.cpp kv_type=f16 "prompt 0"  0.0 s')
 
 
 # -- a cluster ---------------------------------------------------------------------------------------------------------
