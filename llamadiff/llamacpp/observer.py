@@ -9,7 +9,6 @@ import array
 import ctypes
 import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -103,20 +102,19 @@ class Observer:
 
     def run(self, say: Say) -> None:
         """What the request asks for, then what there is to say at the end."""
-        request, prefill_s = self.request, 0.0
+        request = self.request
         plain = request.settings.in_float32
         if request.graph is not None and request.output is None:
             self._structure_alone()
         elif request.graph is not None:
-            prefill_s = self._by_its_graph(say, plain)
+            self._by_its_graph(say, plain)
         else:
             self._tell(NODES if request.nodes else TAPS)
-            prefill_s = self._decode_all(self._context(), say)
+            self._decode_all(self._context(), say)
             self._check_applied()
             if request.keep_graph:
                 self._structure(plain)
-        self.feed.send({"ended": {"tokens": self.tokens, "prefill_s": prefill_s,
-                                  "weights_read": sorted(self.weights_read)}})  # fmt: skip
+        self.feed.send({"ended": {"tokens": self.tokens, "weights_read": sorted(self.weights_read)}})
 
     def _begin(self) -> None:
         """What there is to say of the run itself, once."""
@@ -153,7 +151,7 @@ class Observer:
         settings, in_steps = self.request.settings, len(self.edges) > 2 or bool(self.request.n_predict)
         one = settings == plain and not in_steps
         self._tell(GRAPH, whole=one)
-        prefill_s = self._decode_all(self._context(), say)
+        self._decode_all(self._context(), say)
         if not one:
             self._structure(plain)
         self.feed.send({"asks": True})
@@ -163,7 +161,6 @@ class Observer:
         for start, stop in pairwise([*self.edges, *range(self.edges[-1] + 1, self.total + 1)]):
             self.places = set(kinds[f"{start == 0:d} {stop - start}"])
             self._decode(context, self.tokens[start:stop], start)
-        return prefill_s
 
     def _tell(self, what: str, whole: bool = False, until_last: bool = False) -> None:
         """From now on, tell this of passes: of a graph, the values of its leaves (``whole``); ``until_last``: and run
@@ -177,19 +174,15 @@ class Observer:
         for context in self.contexts:
             self.lib.llama_free(context)
 
-    def _decode_all(self, context: Handle, say: Say) -> float:
-        """Prefill and decode steps -> seconds of the prefill."""
-        started = time.perf_counter()
-        prefill_s = 0.0
+    def _decode_all(self, context: Handle, say: Say) -> None:
+        """Prefill and decode steps."""
         for start, stop in pairwise(self.edges):
             for first, last in self._parts(start, stop):
                 self._decode(context, self.tokens[first:last], first)
-            prefill_s = time.perf_counter() - started if stop <= self.n_prefill else prefill_s
         for step in range(self.request.n_predict):
             say(phase=f"decode step {step + 1} of {self.request.n_predict}")
             self.tokens.append(self._greedy(context))
             self._decode(context, self.tokens[-1:], len(self.tokens) - 1)
-        return prefill_s
 
     def _parts(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The tokens that are run together, of a batch: as many in each part, since kernels go by their number."""

@@ -120,7 +120,7 @@ class RunReader:
     def info(self) -> Info:
         """What there is to say at the end of a run."""
         begun = self.starting_info()
-        ended = {"weights_read": self.ended["weights_read"], "prefill_s": self.ended["prefill_s"]}
+        ended = {"weights_read": self.ended["weights_read"]}
         found = {INPUTS: self.inputs.faults, UNSURE_INPUTS: self.inputs.unsure}
         ended |= {where: faults for where, faults in found.items() if faults}
         model = {**begun.model, "sha256": self.sha256.result()}

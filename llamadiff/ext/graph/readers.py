@@ -182,8 +182,7 @@ class GraphReader(_Recording):
         if self.writer is not None:
             if self.request.keep_graph:
                 self.writer.attach(GRAPH, zlib.compress(packed))
-            info = self.info()
-            self.writer.finish(replace(info, producer={**info.producer, "prefill_s": 0.0}))
+            self.writer.finish(self.info())
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Stepper(Observer):
                 self.memory.perform(step)
             if step.call in (NEW, CLEAR, *MOVES):
                 self.cells.clear()  # where rows are then is told by the next mask
-        self.feed.send({"ended": {"tokens": self.tokens, "prefill_s": 0.0, "weights_read": sorted(self.weights_read)}})
+        self.feed.send({"ended": {"tokens": self.tokens, "weights_read": sorted(self.weights_read)}})
 
     def _renew(self, step: Step) -> None:
         """A context in place of the one before."""

@@ -58,13 +58,10 @@ def test_update_with_another_model_is_refused(captures, small_model, tmp_path):
 def test_update_keeps_how_it_was_recorded(how, small_model, tmp_path):
     model, path = small_model(), tmp_path / "t.safetensors"
     assert run("capture", model, "--tokens", "1,17,5", *how.split(), "-o", path).returncode == 0
-    before = Trace.open(path)
+    before = path.read_bytes()
     done = run("check", path, "--model", model, "--update")
     assert (done.returncode, "none changed" in done.stdout) == (0, True), done
-    after = Trace.open(path)
-    assert (after.info.tokens, after.info.sketch, list(after)) == (before.info.tokens, before.info.sketch,
-                                                                   list(before))  # fmt: skip
-    assert after.info.producer["settings"] == before.info.producer["settings"]
+    assert path.read_bytes() == before
 
 
 def test_what_cannot_be_recorded_anew_stays(captures, small_model, tmp_path):

@@ -136,7 +136,6 @@ def said(*words: object) -> dict[str, object]:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert "machine" not in report["baseline"]  # it is of this kind
-    report["baseline"].pop("prefill_s", None)
     return {key: value for key, value in report.items() if key not in OF_THE_CALL}
 
 

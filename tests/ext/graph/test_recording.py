@@ -27,7 +27,6 @@ def report(*words: object) -> dict[str, object]:
     done = run("backend", *words, "-o", "json:-")
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)
-    found["baseline"].pop("prefill_s")
     return {key: value for key, value in found.items() if key not in OF_THE_CALL}
 
 
