@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +14,8 @@ import typer
 from llamadiff.cli.complaint import complain
 from llamadiff.cli.reports import Reports
 from llamadiff.judge.verdict import UNCHECKED, WRONG
-from llamadiff.system.errors import UserError
 
 if TYPE_CHECKING:
-    from llamadiff.report.check_lines import Annotation
     from llamadiff.result.comparison import Comparison
     from llamadiff.verbs.check_traces import Checked
 
@@ -29,6 +28,7 @@ class Tally:
     annotate: bool
     results: list[tuple[Path, Comparison]] = field(default_factory=list)
     refused: list[tuple[Path, str]] = field(default_factory=list)
+    skipped: Sequence[Path] = ()
 
     def tell(self, checked: Checked) -> None:
         """Print what there is to say of one trace; what was refused is told in the end."""
@@ -44,7 +44,7 @@ class Tally:
             put_check(Page(make_console()), checked.path, checked.result)
 
     def finish(self) -> str:
-        """Write reports and annotations -> the verdict of all. Raises UserError where nothing could be checked."""
+        """Write reports and annotations, and say what was refused or skipped -> the verdict of all."""
         self.reports.write_several(self.results, self.refused)
         from llamadiff.result.comparison import verdict_of
 
@@ -54,22 +54,15 @@ class Tally:
         if found.total() > 1 and not self.reports.takes_standard_output:
             some = [f"{found[what]} {what}" for what in (WRONG, UNCHECKED, "refused") if found[what]]
             typer.echo(f"{', '.join(some) or 'all right'}, of {found.total()}")
-        *others, last = [reason for _, reason in self.refused] or [""]
-        for reason in others:
+        for reason in (*(f"{path}: skipped, no .safetensors" for path in self.skipped), *dict(self.refused).values()):
             complain(reason)
-        if last and not self.results:
-            raise UserError(last)
-        if last:
-            complain(last)
         return verdict_of((result for _, result in self.results), self.refused)
 
     def _put_annotations(self) -> None:
         """To standard output, or to standard error where that is a report's."""
         from llamadiff.report.check_lines import annotations_of, refusal, shown_ten
 
-        found: list[Annotation] = []
-        for path, result in self.results:
-            found += annotations_of(_in_repository(path), 1, result)
+        found = [one for path, result in self.results for one in annotations_of(_in_repository(path), 1, result)]
         found += [refusal(_in_repository(path), 1, reason) for path, reason in self.refused]
         for line in shown_ten(found):
             typer.echo(line, err=self.reports.takes_standard_output)

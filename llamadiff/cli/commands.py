@@ -143,7 +143,7 @@ def check(
     from llamadiff.engines.run_spec import Gate
     from llamadiff.verbs import check_traces, verbs
 
-    traces = check_traces.traces_in(paths)
+    traces, skipped = check_traces.traces_in(paths)
     if update:
         _update(traces, model, candidate, reports, force)
     files = [("the model", model)] if candidate is None else verbs.compared_files(model, candidate, name_map)
@@ -151,7 +151,7 @@ def check(
     refuse_collisions(read, reports.output_files)
     gate = Gate(max_mean_kl, max_p99_kl)
     how = how_of(tolerance, reports, partial=partial, name_map=name_map, timeout=timeout, gate=gate)
-    tally = Tally(reports, annotate)
+    tally = Tally(reports, annotate, skipped=skipped)
     for checked in check_traces.check_each(traces, model, how, candidate, jobs):
         tally.tell(checked)
     finish(tally.finish(), fail_on)

@@ -25,7 +25,8 @@ _LONG, _FIXES, _BLANK = 4000, 3, " " * 8  # cells of a line; causes that have th
 
 
 def put_check(page: Page, path: Path, result: Comparison) -> None:
-    """Print the finding of a trace, and the statistics over positions; what to do and the provenance of what failed."""
+    """Print the finding of a trace and the statistics over positions; how much was judged, where that is not all; of
+    what failed the proof, what to do, and the provenance."""
     style = page.style_of(result.verdict) if page.console.color_system and not page.console.no_color else ""
     word = Text.assemble((result.verdict.upper(), style)).append(" " * max(2, len(_BLANK) - len(result.verdict)))
     name, headline = f"{path_text(path)}:", escape_line(result.headline, _LONG)
@@ -35,11 +36,13 @@ def put_check(page: Page, path: Path, result: Comparison) -> None:
         page.console.print(word.append(name), soft_wrap=True)
         page.paragraph(_BLANK, headline)
     said = [in_words(result.positions)] if result.positions is not None else []
-    if not is_right(result.verdict):
-        said += [f"fix: {escape_line(each.fix, _LONG)}" for each in repairs_of(result)[:_FIXES] if each.fix]
-        said.append(escape_line(provenance(result), _LONG))
+    right, fixes = is_right(result.verdict), [each.fix for each in repairs_of(result) if each.fix]
+    said += ["; ".join(result.proof)] * bool(result.proof and (result.missing or not right))
+    if not right:
+        said += [f"fix: {fix}" for fix in fixes[:_FIXES]] or [f"next: {step}" for step in result.next_steps[:_FIXES]]
+        said.append(provenance(result))
     for text in said:
-        page.paragraph(_BLANK, text)
+        page.paragraph(_BLANK, escape_line(text, _LONG))
 
 
 def path_text(path: PurePath) -> str:

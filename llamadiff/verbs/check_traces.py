@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.verbs import check
 from llamadiff.verbs.workers import cores, side_by_side
+
+TRACE, ARRAYS = ".safetensors", (".npz", ".npy", ".bin", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
@@ -50,26 +52,24 @@ def _check_trace(asked: Question) -> Checked:
         model = asked.model or model_of(asked.path, trace)
         return Checked(asked.path, check(trace, model, asked.how, asked.candidate, asked.threads))
     except UserError as error:
-        return Checked(asked.path, None, _name_trace(asked.path, str(error)))
+        reason = str(error)  # which says which trace it is about
+        return Checked(asked.path, None, reason if str(asked.path) in reason else f"{asked.path}: {reason}")
 
 
-def _name_trace(path: Path, reason: str) -> str:
-    """A reason that says which trace it is about."""
-    return reason if str(path) in reason else f"{path}: {reason}"
+def traces_in(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """These traces and all below these directories; and the arrays there, which are none.
 
-
-def traces_in(paths: Iterable[Path]) -> list[Path]:
-    """These traces, and those of these directories. Raises UserError for a directory that has none."""
-    return [trace for path in paths for trace in _traces(path)]
-
-
-def _traces(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    traces = sorted(path.glob("*.safetensors"))
-    if not traces:
-        raise UserError(f"{path}: no .safetensors trace in this directory")
-    return traces
+    Raises UserError for a directory that has no trace.
+    """
+    traces, arrays = list[Path](), list[Path]()
+    for path in paths:
+        below = sorted(each for each in path.rglob("*") if "/." not in f"/{each.relative_to(path).as_posix()}")
+        own = [each for each in below if each.suffix == TRACE and each.is_file()] if path.is_dir() else [path]
+        if not own:
+            how = f'llamadiff capture MODEL "PROMPT" -o {path / "NAME"}{TRACE} records one'
+            raise UserError(f"{path}: no {TRACE} trace in this directory, or below it; {how}")
+        traces, arrays = traces + own, arrays + [each for each in below if each.suffix in ARRAYS]
+    return traces, arrays
 
 
 def model_of(path: Path, trace: Trace) -> Path:
@@ -78,4 +78,6 @@ def model_of(path: Path, trace: Trace) -> Path:
     for folder in (path.parent, shipped_model().parent):
         if name and (folder / name).is_file():
             return folder / name
-    raise UserError(f"{path}: its model {name or '(unnamed)'} is not beside it; give it with --model")
+    raise UserError(
+        f"{path}: its model {name or '(unnamed)'} is not beside it; give it with --model FILE (in pytest, model=FILE)"
+    )

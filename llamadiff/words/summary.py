@@ -130,13 +130,17 @@ def _judgement(verdict: str, sides: Sides, judged: Judged) -> Message:
     if any(unjudged.has_open_places(row) for row in rows):
         return unjudged.unjudgeable(whose, str(baseline.get("name")), rows, judged.origin).plus(*also)
     if judged.blamed:
-        right = _right(whose, rows, gaps) if rows else unchecked_message(whose, rows, gaps, judged.coverage)
+        right = (
+            _right(whose, rows, gaps, judged.coverage)
+            if rows
+            else unchecked_message(whose, rows, gaps, judged.coverage)
+        )
         return Message(_off_text(judged.blamed, baseline), (right.headline, *right.clauses))
     if verdict == UNCHECKED or not rows:
         return unchecked_message(whose, rows, gaps, judged.coverage)
     ways = [f"it {diagnosis_text.clause(d)}" for d in diagnosis if d.harmless][:_FEW_WAYS]
     own = judged.manner.clauses() if judged.manner is not None else ()
-    return _right(whose, rows, gaps).plus(*own, *ways, *_hidden_lines(rows), _drift(rows, is_engine))
+    return _right(whose, rows, gaps, judged.coverage).plus(*own, *ways, *_hidden_lines(rows), _drift(rows, is_engine))
 
 
 def _hidden_lines(rows: Sequence[Row]) -> Iterator[str]:
@@ -161,12 +165,13 @@ def _possessive(name: str) -> str:
     return f"{name}'" if name.endswith("s") else f"{name}'s"
 
 
-def _right(whose: str, rows: Sequence[Row], gaps: bool) -> Message:
+def _right(whose: str, rows: Sequence[Row], gaps: bool, coverage: Coverage | None) -> Message:
     judged = [row for row in rows if row.local is not None]
     noisy = sum(row.verdict == NOISE for row in rows)
     subject = f"what was recorded of {whose}" if gaps else f"every op of {whose}"
     noise = f", {noisy} of them noise" if noisy else ""
-    clause = f"{_count(len(judged), 'tap')} judged{noise}, {_worst(judged)}"
+    of = f"{len(judged)} of {coverage.taps} taps" if gaps and coverage is not None else _count(len(judged), "tap")
+    clause = f"{of} judged{noise}, {_worst(judged)}"
     return Message(f"{subject} is {quality(rows)} on the inputs it was given", (clause,))
 
 
@@ -213,7 +218,7 @@ def unchecked_message(whose: str, rows: Sequence[Row], gaps: bool = False, cover
         return Message(_first_differing(differing), ("give --model to learn which op is wrong",))
     if coverage is not None and not coverage.is_enough:
         return _right_so_far(whose, rows, coverage)
-    return _right(whose, rows, gaps)
+    return _right(whose, rows, gaps, coverage)
 
 
 def _first_differing(rows: Sequence[Row]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shlex
@@ -9,12 +10,14 @@ import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from command import run
 from faulty import BUGS
 from llamaref import Engine
+from numpy.typing import NDArray
 from optional import needs_slices
 from proof.injected import BUGS as INJECTED
 from proof.injected.base import together
@@ -24,12 +27,15 @@ from proof.strangers.engine import NONE
 from llamadiff import Trace, UserError
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import USUAL
-from llamadiff.report.check_lines import MOST, Annotation, annotations_of, shown_ten
+from llamadiff.report.check_lines import MOST, Annotation, annotations_of, put_check, shown_ten
+from llamadiff.report.terminal.page import Page
+from llamadiff.report.terminal.report import make_console
 from llamadiff.result.logits import over_positions, percentile_99
 from llamadiff.trace.writer import rewrite
-from llamadiff.verbs.check_traces import Checked, check_each
+from llamadiff.verbs.check_traces import Checked, check_each, traces_in
 from llamadiff.verbs.verbs import check
 
+Arrays = dict[str, NDArray[Any]]
 TOKENS = (1, 17, 5, 80, 42, 9, 33)
 ENGINE = """
 import sys
@@ -133,6 +139,51 @@ def test_a_function_is_a_candidate(captures, small_model):
     assert (result.verdict, result.candidate["name"]) == ("wrong", "mine")
     with pytest.raises(UserError, match=r"<lambda>: gave int; expected arrays by the names of taps"):
         check(trace, path, candidate=lambda tokens: 3)
+
+
+def _renamed(values: Arrays) -> None:
+    values["up_1"] = values.pop("ffn_up-1")
+
+
+def _without_logits(values: Arrays) -> None:
+    del values["result_output"]
+
+
+def _with_nan(values: Arrays) -> None:
+    values["ffn_up-1"] = np.full_like(values["ffn_up-1"], np.nan)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "words"),
+    [
+        (lambda values: None, "MATCH", ()),
+        (_renamed, "MATCH", ("{judged} of {taps} taps judged", "no tap has that name: up_1")),
+        (_without_logits, "UNCHECKED", ("(result_output) are not among them", "next: or give --partial")),
+        (_with_nan, "WRONG", ("ffn_up-1 has NaN at [0, 0], where", "next: ")),
+    ],
+)
+def test_what_a_candidate_lacks_is_said(change, verdict, words, captures, small_model):
+    path, file = small_model(kind="Q8_0"), io.StringIO()
+    values = dict(record(Engine(path), TOKENS, "mine"))
+    taps = len(values)
+    change(values)
+    result = check(captures / "a.safetensors", path, candidate=lambda tokens: values)
+    put_check(Page(make_console(file, 4000)), Path("a.safetensors"), result)
+    assert file.getvalue().startswith(f"{verdict:6}  a.safetensors: ")
+    for word in words:
+        assert word.format(judged=taps - 1, taps=taps) in file.getvalue()
+    assert ("judged" in file.getvalue()) == bool(words) or verdict != "MATCH"
+
+
+def test_directories_are_gone_through_and_arrays_that_are_no_trace_are_named(tmp_path):
+    names = ("a.safetensors", "sub/b.safetensors", ".git/c.safetensors", "d.npz", "model.gguf")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert traces_in([tmp_path]) == ([tmp_path / name for name in names[:2]], [tmp_path / names[3]])
+    assert traces_in([tmp_path / names[3]]) == ([tmp_path / names[3]], [])  # what is named is read
+    done = run("check", tmp_path)
+    assert (done.returncode, f"{tmp_path / names[3]}: skipped, no .safetensors" in done.stderr) == (2, True)
 
 
 def test_what_cannot_be_checked_does_not_hide_the_others(captures, small_model, tmp_path):
