@@ -143,7 +143,7 @@ class Observer:
         self._tell(GRAPH, whole=True)
         self._decode(self._context(settings), self.tokens, 0)
 
-    def _by_its_graph(self, say: Say, plain: Settings) -> float:
+    def _by_its_graph(self, say: Say, plain: Settings) -> None:
         """What the passes of the run are like; the graph, where that is another; then values, where they are asked for.
 
         Batches of a size are alike, but for the first.

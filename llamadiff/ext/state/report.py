@@ -71,7 +71,7 @@ def _tokens(found: Variants) -> str:
 
 
 def _line(row: Variant) -> str:
-    name = _cut(row.name, _NAME)
+    name = row.name if len(row.name) <= _NAME else f"{row.name[:8]}...{row.name[11 - _NAME :]}"  # both ends tell it
     if row.failed:
         return f"{name:{_NAME}} {_cut(_failure(row), _REST)}"
     ratio = "" if row.ratio is None or not math.isfinite(row.ratio) else f"{row.ratio:.1f}x"
@@ -115,7 +115,8 @@ def _said(found: Variants) -> str:
     count = len(found.rows) - len(found.died) - len(found.refused)
     counted = f"{len(wrong)} of {count} variants are wrong" if wrong else "no variant is wrong"
     ended = f"; {len(found.died)} died: {', '.join(row.name for row in found.died)}" if found.died else ""
-    refused = f"; {len(found.refused)} refused" if found.refused else ""
+    names = f": {', '.join(row.name for row in found.refused)}" * found.asked
+    refused = f"; {len(found.refused)} refused{names}" if found.refused else ""
     return f"{found.verdict.upper()}  {counted}{ended}{refused}"
 
 

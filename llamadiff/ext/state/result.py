@@ -43,19 +43,20 @@ class Variant:
 
 @dataclass(frozen=True)
 class Variants:
-    """All that were tried on one model and its tokens; the first is the default."""
+    """All that were tried on one model and its tokens; the first is the default. ``asked``: a user named the others."""
 
     model: Mapping[str, Any]
     tokens: tuple[tuple[int, str | None], ...]
     baseline: Mapping[str, Any]
     rows: tuple[Variant, ...]
     prompt: str | None = None
+    asked: bool = False
 
     @property
     def verdict(self) -> str:
-        """WRONG if a variant is, UNCHECKED if one dies; what llama.cpp refuses to do is no fault."""
+        """WRONG if a variant is, UNCHECKED if one dies, or one that was asked for is refused; else that is no fault."""
         default, *others = (row.verdict for row in self.rows)
-        return of_variants(default, others, self.died)
+        return of_variants(default, others, self.died or (self.asked and self.refused))
 
     @property
     def died(self) -> tuple[Variant, ...]:

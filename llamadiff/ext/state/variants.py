@@ -57,7 +57,8 @@ def run_variants(
         with after_what_the_engine_said(file, used):
             opened, baseline = capture_run(engine, request, how.progress, child)
         seconds = time.perf_counter() - started
-        known = replace(request, text=None, tokens=baseline.info.tokens, n_predict=0)
+        info = baseline.info
+        known = replace(request, text=None, tokens=info.tokens, n_predict=0, n_prefill=info.n_prefill)
         how = replace(how, diagnose=False, partial=True)
         by_nodes = _by_nodes(known, how, patience) if on_device(known) else None
         rows = [_compared(DEFAULT, opened, baseline, baseline, seconds, how, by_nodes)]
@@ -65,8 +66,8 @@ def run_variants(
             how.progress(f"llama.cpp with {name}")
             asked = replace(known, output=f"{folder}/{len(rows)}")
             rows.append(_tried(name, opened, baseline, asked, how, patience, by_nodes))
-    info = baseline.info
-    return Variants(file.describe(), file.token_texts(info.tokens), info.producer, tuple(rows), info.prompt)
+    texts = file.token_texts(info.tokens)
+    return Variants(file.describe(), texts, info.producer, tuple(rows), info.prompt, bool(names))
 
 
 def variants_of(request: Request) -> Iterator[str]:

@@ -22,7 +22,7 @@ STEPPER = "llamadiff.ext.state.stepper:Stepper"  # carries steps out
 def varied(request: Request, spec: str) -> Request:
     """A request of known tokens as ``spec`` has it. Raises UserError for what is no setting, or no value of one.
 
-    All tokens are given: none is llama.cpp's own choice.
+    All tokens are given: none is llama.cpp's own choice. What has no batches or steps of its own runs in the request's.
     """
     changes = changes_in(spec.removeprefix(PREFIX).split(","), KEYS, PREFIX)
     settings, way = (
@@ -39,7 +39,7 @@ def varied(request: Request, spec: str) -> Request:
         }
     return replace(
         request, settings=replace(request.settings, **settings), way=Way(**way), batches=batches,
-        n_prefill=batches[0] if batches else 0, n_predict=0,
+        n_prefill=batches[0] if batches else 0 if plan is not None else request.n_prefill, n_predict=0,
     )  # fmt: skip
 
 
