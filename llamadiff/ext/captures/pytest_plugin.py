@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 SAID = "llamadiff"  # the key of what a test's report carries to the end, from another process too
 CAUSE = "llamadiff cause"
+NO_CANDIDATE = (
+    "llamadiff: llamadiff_check(capture) asks no engine; give candidate=run_my_engine, or candidate=None to check the "
+    "capture itself"
+)
 FINDING = "llamadiff_finding"  # the attribute of what ends a test
 
 
@@ -36,15 +40,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def llamadiff_check(request: pytest.FixtureRequest) -> Callable[..., Comparison]:
     """A function that checks a candidate on what a capture is of, and fails the test where it is not right.
 
-    ``llamadiff_check(capture, candidate=None, model=None, partial=False, max_mean_kl=None, max_p99_kl=None)``: the
+    ``llamadiff_check(capture, candidate, model=None, partial=False, max_mean_kl=None, max_p99_kl=None)``: the
     capture's path is taken from the test's own directory. ``candidate``: a function of the token ids (and, if it has
-    such a parameter, ``n_prefill``) that returns arrays by the names of taps; or what --candidate takes; without one,
-    the capture itself is checked. ``model``: the file, if it does not lie beside the capture. Returns the comparison.
+    such a parameter, ``n_prefill``) that returns arrays by the names of taps; or what --candidate takes; None: the
+    capture itself is checked. ``model``: the file, if it does not lie beside the capture. Returns the comparison.
     """
 
     def check(
         capture: str | Path,
-        candidate: Any = None,
+        candidate: Any = ...,
         *,
         model: str | Path | None = None,
         partial: bool = False,
@@ -56,6 +60,8 @@ def llamadiff_check(request: pytest.FixtureRequest) -> Callable[..., Comparison]
         from llamadiff.system.errors import UserError
 
         path = _found(capture, request.path.parent)
+        if candidate is ...:  # what is left out by mistake would pass
+            _fail(NO_CANDIDATE, NO_CANDIDATE)
         try:
             if request.config.getoption("--llamadiff-update"):
                 _note(request, SAID, _updated(path, model))

@@ -144,6 +144,16 @@ def test_captures_are_recorded_anew_where_that_is_asked_for(more, project):
     assert Trace.open(path).info.producer["checked"]["verdict"] == "match"
 
 
+def test_without_a_candidate_no_test_passes(project):
+    capture = f"'captures/tiny.safetensors', model={str(shipped_model())!r}"
+    lines = (f"def test_{name}(llamadiff_check): llamadiff_check({capture}{more})" for name, more in
+             (("none", ""), ("itself", ", candidate=None")))  # fmt: skip
+    (project / "test_engine.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    done = suite(project)
+    assert (done.returncode, "1 failed, 1 passed" in done.stdout) == (1, True), done.stdout
+    assert "test_none - llamadiff: llamadiff_check(capture) asks no engine; give candidate=" in done.stdout
+
+
 def test_what_is_refused_fails_the_test_in_one_line(project):
     (project / "captures" / "tiny.safetensors").write_bytes(b"x" * 20)
     done = suite(project, "-k", "what_llama_cpp_does")
