@@ -14,7 +14,13 @@ from llamadiff.cli.reports import Reports, with_files
 from llamadiff.report.formats import Format
 from llamadiff.system.collisions import refuse_collisions
 
-FORMATS = (Format("markdown", (".md", ".markdown"), "ext.sweep.page:sweep_to_markdown", plain=True),)
+FORMATS = (
+    Format(
+        "markdown", (".md", ".markdown"), "ext.sweep.page:sweep_to_markdown", also="GITHUB_STEP_SUMMARY", plain=True
+    ),
+    Format("json", (".json",), "ext.sweep.files:sweep_to_json", plain=True),
+    Format("junit", (".xml",), "ext.sweep.files:sweep_to_junit", plain=True),
+)  # fmt: skip
 WHERE = "Where it runs"
 
 

@@ -90,7 +90,8 @@ def headline(sweep: Sweep) -> str:
     return said + again * (sweep.kept == len(sweep.rows))
 
 
-def _name(row: SweepRow) -> str:
+def name_of(row: SweepRow) -> str:
+    """A case by its model, its candidate and its settings."""
     return " ".join(filter(None, (Path(row.model).name, _candidate(row.candidate), _settings(row))))
 
 
@@ -108,7 +109,7 @@ def print_sweep(sweep: Sweep, console: Console) -> None:
     page.table(TITLES, _summed_up(sweep), RANKS, 44)
     page.blank()
     for rows in _not_right(sweep):
-        said = f"{_name(rows[0])}; prompt: {_prompts(rows)}; {_reason(rows[0])}"
+        said = f"{name_of(rows[0])}; prompt: {_prompts(rows)}; {_reason(rows[0])}"
         page.paragraph(page.badge(rows[0].verdict), page.data(said, 600))
     for line in sweep.concerns:
         page.paragraph("note  ", page.data(line, 600))

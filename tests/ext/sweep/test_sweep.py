@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +23,7 @@ from waiting import HANG, eventually
 import llamadiff
 from llamadiff.ext.sweep import run, store
 from llamadiff.ext.sweep.case import SweepRow, run_case, unjudged
+from llamadiff.ext.sweep.files import sweep_to_json, sweep_to_junit
 from llamadiff.ext.sweep.page import line_of, print_sweep, sweep_to_markdown
 from llamadiff.ext.sweep.plan import SweepCase, read_plan
 from llamadiff.ext.sweep.run import Sweep
@@ -351,6 +354,23 @@ def test_the_summary_has_a_line_for_each_way_and_one_for_each_reason(capsys):
     assert page.startswith("### UNCHECKED: 3 of 7 cases are right, 2 of them were there before")
     assert page.count("no such") == 1
     assert line_of(found.rows[0], 1, 7).startswith('1/7  MATCH     a.gguf llama.cpp kv_type=f16 "prompt 0"  0.0 s')
+
+
+def test_other_programs_read_every_case_and_what_became_of_it():
+    found = Sweep(
+        Path("out"),
+        (*rows("match", 1), *rows("wrong", 2, headline="RoPE <&"), *rows("unchecked", 1, refused="no such")),
+        0,
+    )
+    suite = ET.fromstring(sweep_to_junit(found))
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["4", "2", "1"]
+    assert suite[0].get("name") == 'a.gguf llama.cpp kv_type=f16 "prompt 0"'
+    assert [(each.tag, each.get("message")) for each in suite[1]] == [("failure", "RoPE <&")]
+    kept = ET.fromstring(sweep_to_junit(replace(found, rows=found.rows[:1], kept=1)))
+    assert "nothing was run" in kept.find("testcase/error").get("message")
+    report = json.loads(sweep_to_json(found))
+    assert (report["verdict"], [case["prompt"] for case in report["cases"]][:2]) == ("wrong", ["prompt 0", "prompt 0"])
+    assert report["cases"][0]["kl"] is None
 
 
 # -- a cluster ---------------------------------------------------------------------------------------------------------
