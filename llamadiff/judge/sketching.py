@@ -84,19 +84,19 @@ def stats_of(rows: RowSketch) -> metrics.Stats:
 
 def estimate_difference(candidate: RowSketch, baseline: RowSketch) -> metrics.Difference:
     """The difference of two tensors, from sketches with the same signs; what a sketch does not tell is NaN."""
-    gaps = candidate.projected.astype(np.float64) - baseline.projected.astype(np.float64)
+    b, c = (side.projected.astype(np.float64) for side in (baseline, candidate))
+    gaps = c - b
     errors = np.where(np.isfinite(gaps), np.square(gaps), np.inf).mean(axis=1)
-    sizes, own = (np.square(side.moments[:, 0], dtype=np.float64) * side.width for side in (baseline, candidate))
-    total, size, other = float(errors.sum()), float(sizes.sum()), float(own.sum())
-    norms = float(np.sqrt(size * other))
-    cosine = (size + other - total) / (2 * norms) if norms > 0 else 1.0
+    sizes = np.square(baseline.moments[:, 0], dtype=np.float64) * baseline.width
+    total, size, norms = float(errors.sum()), float(sizes.sum()), float(np.sqrt(np.vdot(b, b) * np.vdot(c, c)))
+    cosine = float(np.vdot(b, c)) / norms if norms > 0 else 1.0  # of one estimate: 1 where it sees no difference alone
     means = candidate.moments[:, 1].astype(np.float64) - baseline.moments[:, 1]
     token = int(errors.argmax()) if len(errors) else None
     nan = float("nan")
     per_token = metrics.ratios(errors, sizes)
     worst = metrics.Worst(token, (), nan, nan)
     return metrics.Difference(
-        metrics.ratio(total, size), min(1.0, cosine), nan, float(means.mean()) if len(means) else 0.0, worst, per_token
+        metrics.ratio(total, size), cosine, nan, float(means.mean()) if len(means) else 0.0, worst, per_token
     )
 
 

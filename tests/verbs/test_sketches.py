@@ -110,6 +110,18 @@ def test_an_estimate_is_near_the_drift(recorded, small_model):
         assert np.isnan(drift.max_abs)
 
 
+def test_a_cosine_does_not_contradict_the_drift():
+    rng, n = np.random.default_rng(5), 256
+    for _ in range(100):
+        values = rng.standard_normal((4, n)).astype(np.float32)
+        other = 1.3 * values + 0.3 * rng.standard_normal((4, n)).astype(np.float32)
+        own, theirs = (sketch_rows(Rows(each), 1, 4) for each in (values, other))
+        found = estimate_difference(theirs, own)
+        assert found.nmse > 0.01
+        assert -1 <= found.cosine < 1 - 1e-4
+        assert estimate_difference(own, own).cosine == pytest.approx(1)
+
+
 def test_what_is_not_finite_is_far(small_model):
     whole = record(Engine(small_model()), TOKENS, "right")
     spoilt = np.array(whole["embd"])
