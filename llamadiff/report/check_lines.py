@@ -25,8 +25,7 @@ _LONG, _FIXES, _BLANK = 4000, 3, " " * 8  # cells of a line; causes that have th
 
 
 def put_check(page: Page, path: Path, result: Comparison) -> None:
-    """Print the finding of a trace and the statistics over positions; how much was judged, where that is not all; of
-    what failed the proof, what to do, and the provenance."""
+    """Print the finding of a trace, how much was judged where that is not all, and of what failed proof and remedy."""
     style = page.style_of(result.verdict) if page.console.color_system and not page.console.no_color else ""
     word = Text.assemble((result.verdict.upper(), style)).append(" " * max(2, len(_BLANK) - len(result.verdict)))
     name, headline = f"{path_text(path)}:", escape_line(result.headline, _LONG)
@@ -36,7 +35,8 @@ def put_check(page: Page, path: Path, result: Comparison) -> None:
         page.console.print(word.append(name), soft_wrap=True)
         page.paragraph(_BLANK, headline)
     said = [in_words(result.positions)] if result.positions is not None else []
-    right, fixes = is_right(result.verdict), [each.fix for each in repairs_of(result) if each.fix]
+    right, repairs = is_right(result.verdict), repairs_of(result)
+    fixes = [f"{each.tap}: {each.fix}" if repairs[1:] else each.fix for each in repairs if each.fix]
     said += ["; ".join(result.proof)] * bool(result.proof and (result.missing or not right))
     if not right:
         said += [f"fix: {fix}" for fix in fixes[:_FIXES]] or [f"next: {step}" for step in result.next_steps[:_FIXES]]

@@ -304,6 +304,13 @@ def test_a_check_is_coloured_where_colours_are_shown(
     assert ("fix: " in plain) == any(each.fix for each in repairs_of(result))
 
 
+def test_each_fix_of_a_check_says_where_if_there_are_several() -> None:
+    for name, more in (("several causes", True), ("wrong RoPE", False)):
+        put_check(Page(make_console(file := io.StringIO(), 4000)), Path("a.safetensors"), REPORTS[name])
+        for each in repairs_of(REPORTS[name]):
+            assert not each.fix or (f"fix: {each.tap}: {each.fix}" in " ".join(file.getvalue().split())) == more
+
+
 def test_no_path_of_a_check_is_broken() -> None:
     file, path = io.StringIO(), Path("long" * 40, "a.safetensors")
     put_check(Page(make_console(file, 80)), path, REPORTS["wrong RoPE"])
