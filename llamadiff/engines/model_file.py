@@ -192,8 +192,12 @@ def adapter_settings(trace: Trace, model: str | Path, before: Settings) -> Setti
     return before if found is None else replace(before, lora=found[0], lora_scale=found[1])
 
 
-def check_same_model(info: Mapping[str, Any], sha256: str, whose: str) -> None:
-    """Raise UserError if a trace names another model file."""
+def check_same_model(info: Mapping[str, Any], sha256: str, whose: str, path: object = "the baseline's file") -> None:
+    """Raise UserError if a trace names another model file than that of this ``path``."""
     named: str | None = info.get("sha256")
     if named is not None and named != sha256:
-        raise UserError(f"{whose} was recorded with another model: its sha256 is {named[:80]}, this file's is {sha256}")
+        file = f"{str(info.get('file') or 'another model')[:80]} (sha256 {str(named)[:12]})"
+        other = (
+            f"{path} is another (sha256 {sha256[:12]}); give the file that it is of, or record it anew with this one"
+        )
+        raise UserError(f"{whose} was recorded with {file}, and {other}")

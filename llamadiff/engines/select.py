@@ -88,7 +88,7 @@ def opened_for(
     Raises UserError, also for a trace of another file, or with an adapter that is not there.
     """
     file = ModelFile(path, settings=adapter_settings(trace, path, Settings(threads=threads)))
-    check_same_model(trace.info.model, file.sha256, whose)
+    check_same_model(trace.info.model, file.sha256, whose, file.path)
     return _in_any(file, trace.info.tokens, progress)
 
 

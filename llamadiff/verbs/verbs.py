@@ -277,7 +277,7 @@ def _rerun_on_candidate_tokens(model: str | Path, baseline: Trace, candidate: In
     if producer.get("name") != "llama.cpp":
         return baseline
     file = ModelFile(model, settings=adapter_settings(baseline, model, Settings.from_stated(producer.get("settings"))))
-    check_same_model(baseline.info.model, file.sha256, "the baseline")
+    check_same_model(baseline.info.model, file.sha256, "the baseline", file.path)
     engine, _ = in_engine(file)
     with scratch_directory() as folder:
         run = Run(tokens=candidate.tokens, settings=file.settings)

@@ -42,8 +42,8 @@ def check_step(folder: Path, **given: str) -> list[str]:
 def test_the_action_runs_check_with_what_it_is_given(tmp_path):
     assert check_step(tmp_path) == ["check", "captures"]
     candidate = 'cmd: ./engine --tokens {tokens} "a b" $(touch /tmp/no); `x`'
-    words = check_step(tmp_path, captures="a b/c", candidate=candidate, model="my model.gguf", junit="r.xml", markdown="r.md",
-                       arguments="--jobs 2")  # fmt: skip
+    words = check_step(tmp_path, captures="a b/c", candidate=candidate, model="my model.gguf", junit="r.xml",
+                       markdown="r.md", arguments="--jobs 2")  # fmt: skip
     assert words[:7] == ["check", "a", "b/c", "--jobs", "2", "--candidate", candidate]
     assert words[7:] == ["--model", "my model.gguf", "-o", "junit:r.xml", "-o", "markdown:r.md"]
 

@@ -107,8 +107,8 @@ def read_again(path: Path, request: Request, opened: Dequantizer | None = None) 
     reader, named = NodeReader(request, _unheard, opened), _model_of(path)
     if named != reader.sha256.result():
         raise UserError(
-            f"{path}: was recorded with another model: its sha256 is {named[:80]}, that of {request.model} is "
-            f"{reader.sha256.result()}"
+            f"{path}: was recorded with another model (sha256 {named[:12]}) than {request.model} (sha256 "
+            f"{reader.sha256.result()[:12]}); give the file that it is of"
         )
     with _opened(path) as file, reader:
         _line(path, file)
