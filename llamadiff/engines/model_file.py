@@ -197,7 +197,5 @@ def check_same_model(info: Mapping[str, Any], sha256: str, whose: str, path: obj
     named: str | None = info.get("sha256")
     if named is not None and named != sha256:
         file = f"{str(info.get('file') or 'another model')[:80]} (sha256 {str(named)[:12]})"
-        other = (
-            f"{path} is another (sha256 {sha256[:12]}); give the file that it is of, or record it anew with this one"
-        )
+        other = f"{path} is another (sha256 {sha256[:12]}); give the former, or record it anew with this one"
         raise UserError(f"{whose} was recorded with {file}, and {other}")

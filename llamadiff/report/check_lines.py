@@ -14,10 +14,12 @@ from pathlib import Path, PurePath
 from rich.text import Text
 
 from llamadiff.judge.verdict import is_right
+from llamadiff.report.facts import mistakes
 from llamadiff.report.terminal.escape import escape_line
 from llamadiff.report.terminal.page import PROSE, Page
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.logits import Positions
+from llamadiff.words.diagnosis_text import fix
 from llamadiff.words.provenance import provenance
 from llamadiff.words.repairs import repairs_of
 
@@ -35,11 +37,11 @@ def put_check(page: Page, path: Path, result: Comparison) -> None:
         page.console.print(word.append(name), soft_wrap=True)
         page.paragraph(_BLANK, headline)
     said = [in_words(result.positions)] if result.positions is not None else []
-    right, repairs = is_right(result.verdict), repairs_of(result)
-    fixes = [f"{each.tap}: {each.fix}" if repairs[1:] else each.fix for each in repairs if each.fix]
+    right, several = is_right(result.verdict), len(repairs_of(result)) > 1
+    fixes = [f"{f'{d.tap}: ' * several}{fix(d)}" for d in mistakes(result)]
     said += ["; ".join(result.proof)] * bool(result.proof and (result.missing or not right))
     if not right:
-        said += [f"fix: {fix}" for fix in fixes[:_FIXES]] or [f"next: {step}" for step in result.next_steps[:_FIXES]]
+        said += [f"fix: {each}" for each in fixes[:_FIXES]] or [f"next: {step}" for step in result.next_steps[:_FIXES]]
         said.append(provenance(result))
     for text in said:
         page.paragraph(_BLANK, escape_line(text, _LONG))

@@ -52,8 +52,7 @@ def _check_trace(asked: Question) -> Checked:
         model = asked.model or model_of(asked.path, trace)
         return Checked(asked.path, check(trace, model, asked.how, asked.candidate, asked.threads))
     except UserError as error:
-        reason = str(error)  # which says which trace it is about
-        return Checked(asked.path, None, reason if str(asked.path) in reason else f"{asked.path}: {reason}")
+        return Checked(asked.path, None, str(error) if str(asked.path) in str(error) else f"{asked.path}: {error}")
 
 
 def traces_in(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:

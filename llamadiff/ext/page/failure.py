@@ -7,9 +7,11 @@ from pathlib import Path
 
 from llamadiff.judge.verdict import MATCH
 from llamadiff.report.check_lines import in_words
+from llamadiff.report.facts import mistakes
 from llamadiff.report.formats import command_line
 from llamadiff.report.terminal.tap_lines import own_error, times_limit
 from llamadiff.result.comparison import Comparison
+from llamadiff.words import diagnosis_text
 from llamadiff.words.advice import place_step
 from llamadiff.words.provenance import provenance
 from llamadiff.words.repairs import repairs_of
@@ -22,7 +24,7 @@ LEFT_OUT = ("-o", "--output")  # of a command that is run again for one trace
 def lines_of_failure(path: Path, result: Comparison, command: Sequence[str]) -> Iterator[tuple[str, str]]:
     """A label and a text for each line, eight at most; ``command``: what was run."""
     repairs = repairs_of(result)
-    fixes = [(each.tap, each.fix) for each in repairs if each.fix]
+    fixes = [(d.tap, diagnosis_text.fix(d)) for d in mistakes(result)]
     for tap, fix in fixes[:FEW]:
         yield "fix", f"{tap}: {fix}" if len(repairs) > 1 else fix
     yield "evidence", "; ".join(_evidence(result))
