@@ -23,6 +23,7 @@ from waiting import HANG, eventually
 import llamadiff
 from llamadiff.ext.sweep import run, store
 from llamadiff.ext.sweep.case import SweepRow, run_case, unjudged
+from llamadiff.ext.sweep.content import contents_of
 from llamadiff.ext.sweep.files import sweep_to_json, sweep_to_junit
 from llamadiff.ext.sweep.page import line_of, print_sweep, sweep_to_markdown
 from llamadiff.ext.sweep.plan import SweepCase, read_plan
@@ -245,6 +246,26 @@ def test_a_case_of_which_a_file_has_changed_is_run_again(tmp_path, monkeypatch):
     assert again()[0] == every
     plan(tmp_path, models=["m.gguf"], prompts=["@prompt.txt"])
     assert again() == ([], "unchecked")  # nothing was run
+
+
+@pytest.mark.parametrize(
+    ("words", "tells"),
+    [
+        ("python engine.py {tokens}", True),
+        ("./engine {tokens}", True),
+        ("python -m engine model.gguf {tokens}", False),  # the module is not named
+        ("./run.sh {tokens}", False),  # what it runs is not
+        ("./run {tokens}", False),
+        ("an-engine-that-is-nowhere {tokens}", False),
+    ],
+)
+def test_of_a_command_it_is_known_what_it_runs_or_it_is_run_again(words, tells, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("engine.py", ""), ("engine", "\x7fELF"), ("run.sh", ""), ("run", "#!/bin/sh\n./engine\n")):
+        Path(name).write_text(text, encoding="utf-8")
+    Path("model.gguf").touch()
+    case = SweepCase("model.gguf", "Once", f"cmd: {words}")
+    assert bool(contents_of([case])[case.key]) == tells
 
 
 @needs("pyarrow")
