@@ -53,7 +53,8 @@ def print_port(found: Port, console: Console) -> None:
         page.paragraph("       tokenizer  ", f"{page.data(_few(found.other_ids))} by the checkpoint's own")
     if found.unseen is not None and not found.places:
         left = "the tokenizer, special tokens and the chat template were not looked at"
-        page.paragraph("       next       ", f"{left}: {page.data(found.unseen, 1000)}")
+        page.paragraph("       next       ", f"{left}:")
+        page.print_unbroken(f"                  {found.unseen}")
 
 
 def headline(found: Port) -> str:

@@ -242,7 +242,7 @@ def test_a_variant_that_dies_or_hangs_is_a_line(code, said, build, small_model, 
     assert said in line or said in result.rows[1].failed
     died = "has no" not in said
     assert (result.rows[1].verdict, result.rows[1].died) == ("unchecked", died)
-    assert result.verdict == ("unchecked" if died else "match")
+    assert result.verdict == "unchecked"  # what was asked for was not run
     assert max(len(line) for line in text.splitlines() if not line.startswith("next")) <= 80
 
 
