@@ -18,6 +18,11 @@ def stem_of(name: str) -> tuple[int | None, str]:
     return (int(match[1]), match[2]) if match else (None, plain)
 
 
+def architectures() -> list[str]:
+    """The names of all architectures that gguf-py knows."""
+    return [*gguf.MODEL_ARCH_NAMES.values()]
+
+
 def known_stems(architecture: str) -> frozenset[str] | None:
     """The stems that files of an architecture may have; None of an architecture that gguf-py does not know."""
     number = _number_of(architecture)

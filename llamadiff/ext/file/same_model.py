@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
+from llamaref.known_tensors import architectures
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
@@ -54,8 +54,8 @@ def check_same_kind(file: ModelFile, config: Mapping[str, Any], folder: Path) ->
     if kind in model_types(file.architecture):
         return
     own = _plain(file.architecture)
-    others = [name for name in map(_plain, gguf.MODEL_ARCH_NAMES.values()) if name == _plain(kind)]
-    others += [name for name in map(_plain, gguf.MODEL_ARCH_NAMES.values()) if kind in model_types(name)]
+    others = [name for name in map(_plain, architectures()) if name == _plain(kind)]
+    others += [name for name in map(_plain, architectures()) if kind in model_types(name)]
     if others and not any(other in own or own in other for other in others):  # jina-bert-v2's are of model_type bert
         raise UserError(f"{folder}: model_type is {kind[:40]!r}, {file.path.name} holds {file.architecture}; {GIVE}")
 

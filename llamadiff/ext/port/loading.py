@@ -63,11 +63,10 @@ def other_ids(checkpoint: str, info: Info) -> tuple[int, ...] | None:
     """
     if info.prompt is None or not any((Path(checkpoint) / name).is_file() for name in TOKENIZERS):
         return None
-    import transformers
+    from llamadiff.ext.pytorch.transformers import tokenizer_of
 
-    local = {"local_files_only": True, "trust_remote_code": False}
     try:
-        own = transformers.AutoTokenizer.from_pretrained(checkpoint, **local)
+        own = tokenizer_of(checkpoint)
         plain = tuple(own(info.prompt, add_special_tokens=False).input_ids)
         known = {plain, tuple(own(info.prompt).input_ids)}
     except Exception:  # its loaders raise many kinds; weights compares the tokenizers without it

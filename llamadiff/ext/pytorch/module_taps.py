@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from llamaref import Weights
@@ -99,8 +99,8 @@ def _tensors_of(modules: Mapping[str, Mapping[str, Any]], model: Runnable) -> It
 
 
 def _place_in(model: Runnable, tensor: str, biased: bool) -> Place:
-    if isinstance(model, GraphModel):
-        return _place_in_graph(model, tensor, biased)
+    if model.by_graph:
+        return _place_in_graph(cast("GraphModel", model), tensor, biased)
     layer, stem = stem_of(tensor)
     made = [tap for tap in model.taps if (tap.layer, tap.kind.weight) == (layer, stem) and tap.kind.op in SINGLE]
     if len(made) != 1:

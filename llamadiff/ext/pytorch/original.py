@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from llamaref import Weights
 
@@ -42,11 +42,12 @@ class _GraphOfFile(GraphModel):
 
 def find_original(file: Runnable, folder: Path, progress: Progress) -> Original | None:
     """The checkpoint in a file's place; None where the folder holds none of it."""
-    if not isinstance(file, GraphModel):
+    if not file.by_graph:
         return original_of(file, folder, partial(_by_reference, file.path), progress)
-    graph, stated = _with_stated_gelu(file.graph, config_of(folder))
+    own = cast("GraphModel", file).graph
+    graph, stated = _with_stated_gelu(own, config_of(folder))
     found = original_of(file, folder, partial(_by_graph, file.path, graph), progress)
-    if found is None or graph is file.graph:
+    if found is None or graph is own:
         return found
     other = WORDS["" if stated else "ERF"]
     label = f"{found.label}, and by {WORDS[stated]} as its config.json says (llama.cpp's graph has {other})"

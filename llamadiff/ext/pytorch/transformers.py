@@ -137,6 +137,13 @@ def _class_of(config: Any) -> Any:
     return transformers.AutoModel if embeds else transformers.AutoModelForCausalLM
 
 
+def tokenizer_of(checkpoint: str) -> Any:
+    """The tokenizer of a checkpoint's directory. Raises what its loaders raise."""
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
+
+
 def config_of(path: Path) -> Any:
     """The config of a checkpoint, which need not have weights. Raises UserError."""
     if find_spec("torch") is None or find_spec("transformers") is None:

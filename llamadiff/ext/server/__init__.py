@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Server(Slice):
     """A server, by the log-probabilities that it answers with."""
 
-    needs = ("explain", "loss", "prompt", "state")
+    needs = ("explain", "file", "loss", "prompt", "state")
     remote = ("llamadiff.ext.server.errands",)
 
     def sources(self) -> Sequence[str]:

@@ -21,6 +21,7 @@ from llamadiff.candidates.opening import CandidateSpec
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import in_engine
+from llamadiff.ext.file.classifiers import gives_probability, is_gelu, pooled_row
 from llamadiff.ext.prompt.http import RefusedError, Server, is_server
 from llamadiff.ext.server.embeddings import POOLINGS
 from llamadiff.ext.server.last_rows import EXACT, ROOM, WAYS, LastRows, answered
@@ -48,7 +49,6 @@ WITHOUT: Mapping[str, tuple[str, ...]] = {  # what a server does that leaves som
     "leaves out the query": ("query", "eos between", "sep"),
     "leaves out the document": ("eos between", "sep", "document"),
 }
-PROBABILITIES = ("qwen3", "qwen3vl")  # architectures whose score is a probability among labels (llama-graph.cpp)
 NEXT = "look at how the server puts query and document together, which row its classifier reads, and what follows it"
 AFTER = "if documents still come in a wrong order, look at the instruction in the query, and at documents that are cut"
 Ids = tuple[int, ...]
@@ -219,12 +219,9 @@ class Classifier:
         names = ("cls.weight", "cls.bias", "cls.norm.weight", "cls.output.weight", "cls.output.bias")
         whole = {name: weights.whole(name).astype(np.float64) for name in names if name in weights}
         self.dense, self.dense_bias, self.norm, self.out, self.out_bias = map(whole.get, names)
-        is_mean = file.hyper_parameter("classifier.pooling_type") == MEAN or file.architecture == "modern-bert"
-        self.kind = MEAN if is_mean else FIRST if file.hyper_parameter("attention.causal") is False else LAST
-        if file.architecture == "modern-bert" and file.hyper_parameter("classifier.pooling_type") == FIRST:
-            self.kind = FIRST
+        self.kind = pooled_row(file)
         self.labels = file.hyper_parameter("classifier.output_labels")
-        self.gives_probability = file.architecture in PROBABILITIES
+        self.gives_probability = gives_probability(file)
 
     @property
     def is_there(self) -> bool:
@@ -236,7 +233,7 @@ class Classifier:
         if self.dense is not None:
             x = np.atleast_2d(self.dense) @ x + (0 if self.dense_bias is None else self.dense_bias)
             if activated:
-                x = _gelu(x) if self.file.architecture == "modern-bert" else np.tanh(x)
+                x = _gelu(x) if is_gelu(self.file) else np.tanh(x)
             if self.norm is not None:
                 eps = float(self.file.hyper_parameter("attention.layer_norm_epsilon") or 0)
                 x = (x - x.mean()) / np.sqrt(x.var() + eps) * self.norm

@@ -16,6 +16,7 @@ Form = Literal["NFC", "NFKC", "NFD", "NFKD"]
 KINDS: Mapping[str, Kind] = {
     "llama": "spm", "gpt2": "bpe", "gemma4": "bpe", "whitespace": "bpe", "bert": "wpm", "t5": "ugm", "rwkv": "rwkv",
 }  # fmt: skip
+BYTE_LEVEL = "gpt2"  # what a file calls the tokenizer whose words a pre-tokenizer cuts
 # BOS, EOS and the unknown token where the file names none: llama-vocab.cpp, llama_vocab::impl::load
 DEFAULT_IDS: Mapping[str, tuple[int | None, int | None, int | None]] = {
     "llama": (1, 2, 0), "gpt2": (11, 11, None), "gemma4": (None, None, None), "whitespace": (11, 11, None),

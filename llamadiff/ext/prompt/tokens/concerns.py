@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.prompt.tokenizer.rules import BYTE_LEVEL
 
 ASK = "llamadiff tokens {0} --candidate tokenizer.json (the checkpoint's), or llamadiff weights {0} CHECKPOINT"
 PRE, EOS = "tokenizer.ggml.pre", "tokenizer.ggml.eos_token_id"
@@ -13,7 +14,7 @@ PRE, EOS = "tokenizer.ggml.pre", "tokenizer.ggml.eos_token_id"
 def concerns(model: ModelFile) -> Iterator[str]:
     """A line for each key that llama.cpp guesses, and that hardly any model has so."""
     fields = model.weights.fields
-    if fields.get("tokenizer.ggml.model") != "gpt2":
+    if fields.get("tokenizer.ggml.model") != BYTE_LEVEL:
         return
     pre = fields.get(PRE)
     if pre in (None, "", "default"):
