@@ -82,6 +82,10 @@ class Slice:
         """What is wrong with what was given as a model, trace, candidate or prompt, or as the names of taps."""
         return None
 
+    def misuse(self, command: Any, given: Mapping[str, Any]) -> str | None:
+        """What is wrong with the values of a command line that was understood, by their parameters' names."""
+        return None
+
     def usage(self, error: Exception, commands: Mapping[str, Any], words: Sequence[str]) -> str | None:
         """What is wrong with the words of a command line that was not understood; ``commands`` by their names."""
         return None

@@ -123,7 +123,8 @@ def tail_of(log: Path) -> str:
     """The end of what a command printed, as a message goes on with it."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL))
-        text = file.read().decode("utf-8", "replace").strip()
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    text = " ".join(line.strip() for line in lines if line.strip(" ^~"))
     return f"; its last words: {text}" if text else "; it printed nothing"
 
 

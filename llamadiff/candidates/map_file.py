@@ -31,7 +31,7 @@ def load_map(spec: str) -> Map:
 def _read_map(spec: str) -> Map:
     path = Path(spec)
     if not path.exists():
-        raise UserError(f"--map {spec}: no such file, and no built-in map ({', '.join(BUILT_IN)})")
+        raise UserError(f"--map {spec}: no such file, and no built-in map ({', '.join(BUILT_IN)}, auto)")
     return {word: _entry(path, word, table) for word, table in read_toml(path).items()}
 
 

@@ -117,6 +117,11 @@ def assemble(
             known[tap.name] = mask
         else:
             known.pop(tap.name, None)
+    own = name_map.Names(name_map.identity_map(), context.model)
+    lost = [piece.name for piece in extras if own.tap(piece.name) is not None]
+    if lost and context.mapping is not name_map.AUTO and arrays.keys() <= {piece.name for piece in pieces}:
+        what = f"translates no name of the candidate's, and loses {len(lost)} that are taps' own"
+        raise UserError(f"--map {what} (the first is {lost[0][:80]}); leave it out")
     if not arrays and not weights:
         raise UserError(_nothing_known(extras, context, len(run)))
     positions = tuple(range(len(run)))

@@ -26,18 +26,12 @@ llamadiff COMMAND -h: its options, with examples. Others: --version, --help,
 
 
 class OneCommand(typer.core.TyperCommand):
-    """A command none of whose values may be empty: what a shell makes of a variable that is not set."""
+    """A command, of whose values slices may say what is wrong with them before it runs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given, _, _ = self.make_parser(ctx).parse_args([*args])
-        for each in self.params:
-            value: Any = given.get(each.name)
-            words = (
-                () if str(each.metavar).startswith("--") else value if isinstance(value, (list, tuple)) else (value,)
-            )
-            if "" in words:
-                name = each.opts[0] if each.param_type_name == "option" else each.metavar or str(each.name).upper()
-                raise UserError(f"{name} is empty (is a variable unset?); give a value, or leave it out")
+        if said := plugins.ask_first(lambda each: each.misuse(self, given)):
+            raise UserError(said)
         return super().parse_args(ctx, args)
 
 

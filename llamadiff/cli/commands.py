@@ -15,7 +15,7 @@ from llamadiff.cli import options as opt
 from llamadiff.cli.command import CI, MORE, START, Command
 from llamadiff.cli.inputs import RunOptions, prompt_or_trace, rules_of, settings_of, token_ids
 from llamadiff.cli.options import finish
-from llamadiff.cli.reports import Reports, refuse_report, with_reports, with_reports_of_several
+from llamadiff.cli.reports import Reports, with_reports, with_reports_of_several
 from llamadiff.system.collisions import Named, refuse_collisions, saved_files
 from llamadiff.system.errors import UserError
 from llamadiff.system.output import make_room
@@ -87,7 +87,6 @@ def capture(
 
     asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp, only)
     refuse_collisions([("the model", model), *asked.files], [("--output", output)])
-    refuse_report(output)
     run = asked.run()
     make_room(output, force)
     with _progress() as progress:

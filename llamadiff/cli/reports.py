@@ -118,13 +118,6 @@ def _target(text: str, formats: Sequence[Format]) -> tuple[Format, str]:
     raise UserError(f"-o {text[:80]}: expected a name that ends in {endings}; or {names}, where - is standard output")
 
 
-def refuse_report(output: Path) -> None:
-    """Raise UserError for the name of a trace that ends as a report's does."""
-    ending = next((each for form in formats() for each in form.endings if output.name.lower().endswith(each)), None)
-    if ending is not None:
-        raise UserError(f"-o {output}: {ending} is a report's ending, and this writes a trace; give FILE.safetensors")
-
-
 def _write_report(form: Format, target: str, text: str) -> None:
     """Write a report where it was asked for; and at the end of the file that gathers such reports, if there is one.
 

@@ -42,6 +42,8 @@ def put_check(page: Page, path: Path, result: Comparison) -> None:
     said += ["; ".join(result.proof)] * bool(result.proof and (result.missing or not right))
     if not right:
         said += [f"fix: {each}" for each in fixes[:_FIXES]] or [f"next: {step}" for step in result.next_steps[:_FIXES]]
+    is_own = not result.is_engine and result.baseline.get("name") != "llama.cpp"  # perhaps the candidate's own run
+    if is_own or not right:
         said.append(provenance(result))
     for text in said:
         page.paragraph(_BLANK, escape_line(text, _LONG))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,17 +59,18 @@ def _check_trace(asked: Question) -> Checked:
 def traces_in(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """These traces and all below these directories; and the arrays there, which are none.
 
-    Raises UserError for a directory that has no trace.
+    Each once. Raises UserError for a directory that has no trace.
     """
-    traces, arrays = list[Path](), list[Path]()
+    traces, arrays = dict[str, Path](), list[Path]()
     for path in paths:
         below = sorted(each for each in path.rglob("*") if "/." not in f"/{each.relative_to(path).as_posix()}")
         own = [each for each in below if each.suffix == TRACE and each.is_file()] if path.is_dir() else [path]
         if not own:
             how = f'llamadiff capture MODEL "PROMPT" -o {path / "NAME"}{TRACE} records one'
             raise UserError(f"{path}: no {TRACE} trace in this directory, or below it; {how}")
-        traces, arrays = traces + own, arrays + [each for each in below if each.suffix in ARRAYS]
-    return traces, arrays
+        traces |= {os.path.realpath(each): each for each in own}
+        arrays += [each for each in below if each.suffix in ARRAYS]
+    return [*traces.values()], arrays
 
 
 def model_of(path: Path, trace: Trace) -> Path:

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from waiting import HANG
 
 from llamadiff import UserError
+from llamadiff.candidates.command import tail_of
 from llamadiff.candidates.map_file import load_map
 from llamadiff.candidates.opening import resolve
 from llamadiff.candidates.reference import record
@@ -296,11 +297,11 @@ def test_a_dump_of_other_tokens_is_refused(small_model, captured, tmp_path):
     ("command", "message"),
     [
         ("cmd: {python} -c 'import sys; print(\"boom\"); sys.exit(3)' {{out}}", "exit code 3; its last words: boom"),
-        ("cmd: {python} -c 'import os; os.abort()'", "died of SIGABRT"),
-        ("cmd: {python} -c 'import os; os.kill(os.getpid(), 15)'", r"was killed by signal 15 \(SIGTERM\)"),
-        ("cmd: {python} -c 'import os; os.kill(os.getpid(), 40)'", "was killed by signal 40"),
+        ("cmd: {python} -c 'import os; os.abort()' {{out}}", "died of SIGABRT"),
+        ("cmd: {python} -c 'import os; os.kill(os.getpid(), 15)' {{out}}", r"was killed by signal 15 \(SIGTERM\)"),
+        ("cmd: {python} -c 'import os; os.kill(os.getpid(), 40)' {{out}}", "was killed by signal 40"),
         ("cmd: {python} -c 'import signal; signal.pause()' {{out}}", "still running after 1 s"),
-        ("cmd: {python} -c 'while True: print(\"x\" * 1000000)'", "printed more than"),
+        ("cmd: {python} -c 'while True: print(\"x\" * 1000000)' {{out}}", "printed more than"),
         ("cmd: {python} -c pass {{out}}", "wrote nothing"),
         ("cmd: {python} -c pass", "has no {out}"),
         ("cmd: /no/such/program {{out}}", "cannot be run"),
@@ -312,6 +313,12 @@ def test_commands_that_fail_say_how(command, message, small_model, captured):
     patience = 1.0 if "still running" in message else HANG
     with pytest.raises(UserError, match=message):
         judged(command.format(python=shlex.quote(sys.executable)), small_model(), captured("llama"), timeout=patience)
+
+
+def test_the_last_words_of_a_command_are_one_line(tmp_path):
+    said = 'Traceback:\n  File "e.py", line 63\n    a, b = c\n    ^^^^^^^^\n\nValueError: 2\n'
+    (tmp_path / "log").write_text(said, encoding="utf-8")
+    assert tail_of(tmp_path / "log") == '; its last words: Traceback: File "e.py", line 63 a, b = c ValueError: 2'
 
 
 def test_a_command_gets_the_model_and_leaves_nothing(small_model, captured, tmp_path, monkeypatch):

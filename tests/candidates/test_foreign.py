@@ -79,6 +79,7 @@ def test_built_in_maps_take_both(batch, right, small_model, tmp_path):
     ("names", "advice"),
     [
         (("model.layers.0.mlp.gate_proj", "mine"), "these are the names of Hugging Face's modules: add --map hf"),
+        (("logits",), "the logits are called result_output"),
         (("blocks.0.mlp.hook_pre",), "these are the names of TransformerLens' hooks: add --map transformer-lens"),
         (("model.layers.0.mlp.gate_proj.weight",), "a model's weights, not what it computed; --candidate transformers"),
     ],
@@ -86,6 +87,16 @@ def test_built_in_maps_take_both(batch, right, small_model, tmp_path):
 def test_names_of_another_library_are_known(names, advice, right, small_model, tmp_path):
     path = saved(tmp_path / "t.safetensors", dict.fromkeys(names, right["ffn_gate-0"]))
     assert advice in told(path, small_model)
+
+
+def test_a_map_that_takes_names_away_is_refused(right, small_model, tmp_path):
+    """Of those that are taps' own, where it translates none: it is of another library."""
+    own = ("ffn_gate-0", "ffn_swiglu-0")  # of the second, the map has another name too
+    path = saved(tmp_path / "t.safetensors", {name: right[name] for name in own})
+    lost = "--map translates no name of the candidate's, and loses 1 that are taps' own (the first is ffn_gate-0)"
+    assert lost in told(path, small_model, name_map="hf")
+    both = saved(tmp_path / "u.safetensors", {"ffn_gate-0": right["ffn_gate-0"], "lm_head": right["result_output"]})
+    assert compare(small_model(), candidate=str(both), how=How(name_map="hf", partial=True)).verdict == "match"
 
 
 def test_a_transpose_that_fits_is_said(right, small_model, tmp_path):

@@ -9,9 +9,10 @@ from llamaref import Engine
 from optional import needs_slices
 from traces import save
 
-from llamadiff import UserError
+from llamadiff import UserError, compare
 from llamadiff.candidates.reference import record
 from llamadiff.cli.reports import _target
+from llamadiff.engines.run_spec import Run
 from llamadiff.llamacpp.child import _with_log
 from llamadiff.llamacpp.shipped import shipped_model
 from llamadiff.report.formats import formats
@@ -48,7 +49,7 @@ REFUSED = {
     ): "to run those that mine.safetensors states, ",
 }
 OF_SLICES = {
-    ("replay", "mine.safetensors"): ("replay", "not an op that was saved with --keep (it has no entry llamadiff.op)"),
+    ("replay", "nothing"): ("replay", "nothing: no such file; llamadiff backend --keep DIR saves ops\n"),
     ("tokens", str(shipped_model()), "--candidate", "./nope"): (
         "prompt",
         "./nope: cannot be run (No such file or directory)\n",
@@ -90,9 +91,9 @@ def test_no_file_is_called_after_a_format_that_there_is_not(text):
 
 def test_a_trace_is_judged_by_all_that_it_holds(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    said = " ".join(run("compare", "m.gguf", "mine.safetensors", "--only", "embd").stdout.split())
-    assert "--only limits what llama.cpp records; all 4" in said
-    assert "taps of mine.safetensors were judged" in said
+    limited = compare("m.gguf", Run(tokens=TOKENS, patterns=["embd"]), "mine.safetensors")
+    assert "--only limits what llama.cpp records; all 4" in limited.next_steps[-1]
+    assert "taps of mine.safetensors were judged" in limited.next_steps[-1]
     assert "--only" not in run("compare", "m.gguf", "mine.safetensors").stdout
 
 

@@ -304,6 +304,18 @@ def test_a_check_is_coloured_where_colours_are_shown(
     assert ("fix: " in plain) == any(each.fix for each in repairs_of(result))
 
 
+@pytest.mark.parametrize("recorder", ["llama.cpp", "mine"])
+def test_a_right_check_says_whose_capture_it_was(recorder: str) -> None:
+    """A trace of the engine itself shows nothing beside it."""
+    file, right = io.StringIO(), next(each for each in REPORTS.values() if each.verdict == "match")
+    result = replace(right, baseline={**right.baseline, "name": recorder}, is_engine=False)
+    put_check(Page(make_console(file, 80)), Path("a.safetensors"), result)
+    assert ("recorded by mine" in file.getvalue()) == (recorder == "mine")
+    file = io.StringIO()
+    put_check(Page(make_console(file, 80)), Path("a.safetensors"), replace(result, is_engine=True))
+    assert "recorded by" not in file.getvalue()
+
+
 def test_each_fix_of_a_check_says_where_if_there_are_several() -> None:
     for name, more in (("several causes", True), ("wrong RoPE", False)):
         put_check(Page(make_console(file := io.StringIO(), 4000)), Path("a.safetensors"), REPORTS[name])

@@ -77,6 +77,12 @@ def faulty(small_model, tmp_path):
     return get
 
 
+def test_a_capture_is_checked_once(captures, monkeypatch):
+    monkeypatch.chdir(captures)
+    found = traces_in([Path("a.safetensors"), captures, captures / ".." / captures.name / "b.safetensors"])
+    assert [path.name for path in found] == ["a.safetensors", "b.safetensors"]
+
+
 # -- candidates
 
 
@@ -188,7 +194,7 @@ def test_directories_are_gone_through_and_arrays_that_are_no_trace_are_named(tmp
 
 def test_what_cannot_be_checked_does_not_hide_the_others(captures, small_model, tmp_path):
     bad = tmp_path / "bad.safetensors"
-    bad.write_bytes(b"x" * 20)
+    bad.write_bytes(bytes(20))
     target = tmp_path / "r.json"
     words = ("--model", small_model(kind="Q8_0"), "-o", f"json:{target}", "--jobs", 1)
     done = run("check", bad, captures / "a.safetensors", *words)
@@ -241,7 +247,7 @@ def test_statistics_over_positions_are_those_of_their_names():
 def test_junit_has_a_case_for_each(captures, small_model, faulty, tmp_path):
     target = tmp_path / "r.xml"
     bad = tmp_path / "b<&>\x01.safetensors"
-    bad.write_bytes(b"x" * 20)
+    bad.write_bytes(bytes(20))
     run("check", captures, bad, "--model", small_model(kind="Q8_0"), "-o", f"junit:{target}", "--jobs", 1,
         "--candidate", faulty("gate and up swapped"))  # fmt: skip
     suite = ET.fromstring(target.read_text("utf-8"))

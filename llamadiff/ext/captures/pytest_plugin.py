@@ -106,7 +106,7 @@ def _fail(text: str, finding: str) -> NoReturn:
     __tracebackhide__ = True
     failed = pytest.fail.Exception(text, pytrace=False)
     setattr(failed, FINDING, finding)
-    raise failed
+    raise failed from None
 
 
 def _in_repository(request: pytest.FixtureRequest, file: str) -> str:

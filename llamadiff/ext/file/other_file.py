@@ -23,11 +23,13 @@ from llamadiff.ext.file.statistics import gguf_decoder
 from llamadiff.ext.file.views import Mapped, Shaped, Transposed
 from llamadiff.ext.file.weight_faults import heads_of
 from llamadiff.result.oddity import Oddity
+from llamadiff.system.commands import quote
 from llamadiff.system.errors import UserError
 
 IGNORED = ("GGUF.", "general.", "split.", "quantize.")  # keys that say nothing of what the model computes
 ROPE_FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")  # tensors that llama.cpp does without
 TOKENIZER, TEMPLATE = "tokenizer.", "tokenizer.chat_template"  # keys that the slice of tokenizers compares
+SMALLER = 0.9  # of a file's bytes: another quantization, and not other metadata
 MOST = 200  # characters of a value that are told
 
 
@@ -60,6 +62,13 @@ class OtherFile(OtherSide):
                     f"{b.path}: {key} = {str(theirs)[:40]}, {a.path.name} has {str(ours)[:40]}; "
                     "give two files of one model"
                 )
+
+    def notes(self) -> Iterator[str]:
+        """That the file that is asked about is the larger one: a quantized file is asked about beside its original."""
+        ours, theirs = (sum(file.stat().st_size for file in side.weights.files) for side in (self.model, self.other))
+        if theirs < SMALLER * ours:
+            command = " ".join(quote(str(word)) for word in ("llamadiff", "weights", self.other.path, self.model.path))
+            yield f"{self.label} is the smaller file: what it lost is asked with it first, {command}"
 
     def _common(self) -> list[str]:
         return [name for name in self.model.tensors if name in self.other.weights]

@@ -100,6 +100,8 @@ def load(path: Path) -> tuple[Op, Array, Array, str]:
 
     Raises UserError for a file that is none.
     """
+    if not path.exists():
+        raise UserError(f"{path}: no such file; llamadiff backend --keep DIR saves ops")
     check_regular(path, "an op that was saved with --keep")
     try:
         return _loaded(path)

@@ -28,6 +28,11 @@ class Hints(Slice):
             return mistaken_prompt(str(given))
         return mistaken_candidate(str(given)) if place == "candidate" else mistaken_file(Path(given), place)
 
+    def misuse(self, command: Any, given: Mapping[str, Any]) -> str | None:
+        from llamadiff.ext.hints.values import mistaken_values
+
+        return mistaken_values(command, given)
+
     def usage(self, error: Exception, commands: Mapping[str, Any], words: Sequence[str]) -> str:
         from llamadiff.ext.hints.usage import mistaken_usage
 

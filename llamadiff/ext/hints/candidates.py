@@ -47,8 +47,11 @@ def _meant_by(spec: str, path: Path) -> str | None:
 
 
 def mistaken_prompt(prompt: str) -> str | None:
-    """A prompt that looks like a trace whose name is nearly that of another, or like a server without its http://."""
+    """A prompt that is a trace's name, or nearly, or the beginning of one, or like a server without its http://."""
     path = Path(prompt)
+    whole = next((file for ending in TRACES if exists(file := Path(f"{prompt}{ending}"))), None)
+    if whole is not None and path.name:
+        return f"{prompt}: {whole} is here; did you mean it?"
     if len(prompt.split()) != 1 or (not _ADDRESS.fullmatch(prompt) and "." not in path.name):
         return None
     try:
@@ -78,7 +81,7 @@ def _fault_of_command(line: str) -> str | None:
         if name not in KNOWN and meant is not None:
             listed = ", ".join(f"{{{known}}}" for known in KNOWN)
             return f"{{{name}}} stands for nothing; did you mean {{{meant}}}? known are {listed}"
-    return None
+    return None if "{out}" in line else "has no {out}, the file that it has to write: --dump {out}"
 
 
 def _mistaken_path(path: Path) -> str | None:

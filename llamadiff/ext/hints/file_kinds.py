@@ -13,14 +13,26 @@ from llamadiff.trace.stated import parse_json
 MODEL, ARRAY, ARCHIVE, PICKLE = "a GGUF model", "one NumPy array (.npy)", "a NumPy archive (.npz)", "a pickle"
 TRACE, WEIGHTS, TENSORS = "a trace", "a checkpoint's weights", "bare tensors (.safetensors)"
 CHECKPOINT, ARRAYS, TRACES = "a checkpoint's directory", "a directory of arrays", "a directory of traces"
+MODELS, FOLDER = "a directory of GGUF files", "a directory"
+NODES, OP, REPORT = "a run that capture --nodes recorded", "an op that backend --keep saved", "a report of llamadiff's"
+EMPTY, SHORT, TEXT = "empty", "a file of less than 8 bytes", "a text file"
+OP_KEY = "llamadiff.op"  # among the metadata of a saved op (ext/graph/repro.py)
 MOST = 10_000  # files of a directory that are looked at
-HEAD = 1 << 16  # bytes of a file
+HEAD, LEAST = 1 << 16, 8  # bytes of a file that are looked at, and that it takes to say what it is
 MAX_HEADER = 1 << 23  # bytes of a safetensors header that are parsed
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _MAYBE_PICKLES = (".bin",)  # or raw values
 _ARRAYS = (".npy", ".f32", ".f16", ".bf16", ".bin", ".raw")
+_BEGINS = {b"GGUF": MODEL, b"\x93NUMPY": ARRAY}
 _ZIP = b"PK\x03\x04"
 _PROTOCOLS = tuple(b"\x80" + bytes([version]) for version in range(2, 6))
+_TEXT = frozenset(b"\t\n\f\r\x1b" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100)))  # UTF-8 has all of these
+_STATED = re.compile(rb'\s*\{(?:[^{}]{0,4000}\{)?[^{}]{0,4000}?"schema":\s*"llamadiff\.(nodes)?')
+_OURS = re.compile(  # how reports begin: CSV, JUnit's XML, Markdown
+    rb"tap,layer,op,|tensor,type,shape,|<\?xml [^>]*>\s*<testsuite name=\"llamadiff\"|"
+    rb"(### |\*\*)(MATCH|NOISE|WRONG|UNCHECKED)\b"
+)
+_TITLE = re.compile(rb"<title>[^<]{0,2000}llamadiff</title>")
 _NAME = re.compile(rb'"([^"\\]{1,200})"\s*:\s*\{\s*"(?:dtype|shape|data_offsets)"')
 
 
@@ -37,25 +49,44 @@ def _kind_of_folder(path: Path) -> str:
     tensors = [name for name in names if name.endswith(".safetensors")]
     if "config.json" in names and tensors:
         return CHECKPOINT
-    return TRACES if tensors else ARRAYS if any(name.endswith(_ARRAYS) for name in names) else ""
+    if tensors:
+        return TRACES
+    arrays = any(name.endswith(_ARRAYS) for name in names)
+    return MODELS if any(name.endswith(".gguf") for name in names) else ARRAYS if arrays else FOLDER
 
 
 def _kind_of_file(path: Path) -> str:
     with path.open("rb") as file:
         head = file.read(HEAD)
-    if head[:4] == b"GGUF":
-        return MODEL
-    if head[:6] == b"\x93NUMPY":
-        return ARRAY
+    known = next((kind for begin, kind in _BEGINS.items() if head.startswith(begin)), "")
+    if known:
+        return known
     if head[:4] == _ZIP and _first_entry(head).endswith(b".npy"):
         return ARCHIVE
     if is_pickle(path, head):
         return PICKLE
-    if head[8:9] != b"{":
-        return ""
+    return _kind_of_tensors(head) if head[8:9] == b"{" and b"\0" in head[:8] else _kind_of_text(head)
+
+
+def _kind_of_tensors(head: bytes) -> str:
+    """What a safetensors file is, by its names."""
     names = _NAME.findall(head)
     weights = bool(names) and all(name.endswith((b".weight", b".bias")) for name in names)
+    if f'"{OP_KEY}"'.encode() in head:
+        return OP
     return TRACE if f'"{KEY}"'.encode() in head else WEIGHTS if weights else TENSORS if names else ""
+
+
+def _kind_of_text(head: bytes) -> str:
+    """What a file is that is text, or is nothing."""
+    stated = _STATED.match(head) if head.lstrip()[:1] == b"{" else None
+    if stated is not None:
+        return NODES if stated[1] else REPORT
+    if _OURS.match(head) or (head[:9] == b"<!doctype" and _TITLE.search(head)):
+        return REPORT
+    if len(head) < LEAST:
+        return SHORT if head else EMPTY
+    return TEXT if _TEXT.issuperset(head) else ""
 
 
 def is_pickle(path: Path, head: bytes = b"") -> bool:

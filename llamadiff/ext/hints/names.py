@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from itertools import islice
 
 from llamadiff.candidates.map_file import BUILT_IN
+from llamadiff.trace import taps
 
 _LIBRARIES = {"hf": "Hugging Face's modules", "transformer-lens": "TransformerLens' hooks"}
 MOST = 10_000  # names that are looked at
+LOGITS = "logits"  # what anybody calls them
 
 
 def advice_on_names(names: Iterable[str]) -> str | None:
@@ -17,6 +19,8 @@ def advice_on_names(names: Iterable[str]) -> str | None:
     known = list(islice(names, MOST))
     if any(name.startswith("model.") and name.endswith(".weight") for name in known):
         return "these are a model's weights, not what it computed; --candidate transformers:DIR runs a checkpoint"
+    if known == [LOGITS]:
+        return f"the logits are called {taps.LOGITS}"
     found = {library: len([name for name in known if _pattern(library).fullmatch(name)]) for library in _LIBRARIES}
     best = max(found, key=lambda library: found[library])
     return f"these are the names of {_LIBRARIES[best]}: add --map {best}" if found[best] else None

@@ -1,4 +1,4 @@
-"""Where a file belongs that was given where a model or a trace does; and one whose name is nearly that of another."""
+"""What a file is that was given where another belongs, and what takes it; one whose name is nearly that of another."""
 
 from __future__ import annotations
 
@@ -15,32 +15,54 @@ SAVE = (
     '"mine.safetensors"), or let llamadiff.torch.record(model, ids, "mine.safetensors") do all of it'
 )
 RUN = "not what one computed; --candidate transformers:{folder} runs it"
-_TAKES = "which compare takes and this does not: llamadiff compare MODEL --tokens 1,2,3 --candidate {path}"
-_FIRST = "no GGUF file; the model comes first: llamadiff compare MODEL {path}"
-# What a file is -> what is said of it where a model belongs, and where a trace does.
+WILD = "*?["  # in words that a shell expands
+MODEL, TRACE, NODES, OP, CHECKPOINT = "model", "trace", "recorded run", "saved op", "checkpoint"
+WEIGHTS, TOML, TEXT = "weights", "TOML", "text"
+# A place -> what it takes, in words behind "no", and the kinds that may be that.
+_TAKES = {
+    MODEL: ("GGUF file", {kinds.MODEL, kinds.MODELS}),
+    TRACE: ("trace", {kinds.TRACE, kinds.TENSORS}),
+    NODES: ("run that capture --nodes recorded", {kinds.NODES}),
+    OP: ("op that backend --keep saved", {kinds.OP}),
+    CHECKPOINT: ("checkpoint's directory", {kinds.CHECKPOINT, kinds.FOLDER}),
+    WEIGHTS: (
+        "model's weights",
+        {kinds.MODEL, kinds.MODELS, kinds.CHECKPOINT, kinds.WEIGHTS, kinds.TENSORS, kinds.ARRAYS, kinds.FOLDER},
+    ),
+    TOML: ("TOML file", {kinds.TEXT, kinds.SHORT, kinds.EMPTY}),
+    TEXT: ("text", {kinds.TEXT, kinds.SHORT, kinds.EMPTY, kinds.REPORT}),
+}
+_COMPARED = "llamadiff compare MODEL --tokens 1,2,3 --candidate {path} judges it"
+# A kind -> what takes it.
+_BELONGS = {
+    kinds.MODEL: "llamadiff compare {path} TRACE judges a trace by it",
+    kinds.MODELS: "give one of them",
+    kinds.TRACE: "llamadiff compare MODEL {path} judges it",
+    kinds.TENSORS: _COMPARED,
+    kinds.ARCHIVE: _COMPARED,
+    kinds.ARRAYS: _COMPARED,
+    kinds.ARRAY: "arrays are given as a directory of TAP.npy: --candidate DIR",
+    kinds.TRACES: "llamadiff check {path} judges them",
+    kinds.NODES: "llamadiff backend MODEL --recorded {path} judges it",
+    kinds.OP: "llamadiff replay {path} runs it again",
+    kinds.REPORT: "give what it is a report of",
+    kinds.EMPTY: "it was not written to its end",
+    kinds.SHORT: "it was not written to its end",
+    kinds.CHECKPOINT: "--candidate transformers:{folder} runs it",
+    kinds.WEIGHTS: "--candidate transformers:{folder} runs the checkpoint",
+}
+# What is said instead, of a kind in a place.
 _SAID = {
-    kinds.MODEL: {"trace": "no trace; give it as --model {path}, or first: llamadiff compare {path} TRACE"},
-    kinds.ARRAY: {
-        "model": "no GGUF file; the model comes first, and arrays after it: --candidate DIR",
-        "trace": "which does not say its tap and tokens; put it into a directory as TAP.npy: --candidate DIR",
-    },
-    kinds.ARCHIVE: {"model": _FIRST, "trace": _TAKES},
-    kinds.PICKLE: {
-        "model": f"no GGUF file; of its checkpoint, {CONVERT}",
-        "trace": f"which can run code and is not opened; {SAVE}",
-    },
-    kinds.TRACE: {"model": _FIRST},
-    kinds.TENSORS: {"model": _FIRST},
-    kinds.WEIGHTS: {
-        "model": f"no GGUF file; {CONVERT}; llamadiff weights MODEL {{folder}} compares them with one",
-        "trace": RUN,
-    },
-    kinds.CHECKPOINT: {
-        "model": f"no GGUF file; {CONVERT}; llamadiff weights MODEL {{folder}} compares it with one",
-        "trace": RUN,
-    },
-    kinds.ARRAYS: {"model": "no GGUF file; the model comes first", "trace": _TAKES},
-    kinds.TRACES: {"model": "no GGUF file; the model comes first", "trace": "of which one is to be given here"},
+    (kinds.MODEL, TRACE): "no trace; give it as --model {path}, or first: llamadiff compare {path} TRACE",
+    (kinds.ARRAY, TRACE): "which does not say its tap and tokens; put it into a directory as TAP.npy: --candidate DIR",
+    (kinds.PICKLE, MODEL): f"no GGUF file; of its checkpoint, {CONVERT}",
+    (kinds.PICKLE, TRACE): f"which can run code and is not opened; {SAVE}",
+    (kinds.WEIGHTS, MODEL): f"no GGUF file; {CONVERT}; llamadiff weights MODEL {{folder}} compares them with one",
+    (kinds.CHECKPOINT, MODEL): f"no GGUF file; {CONVERT}; llamadiff weights MODEL {{folder}} compares it with one",
+    (kinds.WEIGHTS, TRACE): RUN,
+    (kinds.CHECKPOINT, TRACE): RUN,
+    (kinds.TRACES, TRACE): "of which one is to be given here",
+    (kinds.WEIGHTS, CHECKPOINT): "no directory of a checkpoint; give {folder}",
 }
 
 
@@ -48,23 +70,25 @@ def mistaken_file(path: Path, place: str) -> str | None:
     """What a file is that was refused, and where it belongs; None where that cannot be seen."""
     if not exists(path):
         near = near_name(path)
+        if not near and any(sign in path.name for sign in WILD):
+            return f"{path}: no such file; a shell expands {path.name} where it stands without quotes and files match"
         return f"{path}: no such file; {near} is there" if near else None
-    short = kinds.cut_off(path) if place == "trace" and path.is_file() else ""
+    short = kinds.cut_off(path) if place == TRACE and path.is_file() else ""
     if short:
         return f"{path}: is cut off, {short}; write it again"
-    if place == "model" and path.is_dir() and any(path.glob("*.gguf")):
+    kind, (wanted, taken) = kinds.kind_of(path), _TAKES[place]
+    if not kind or kind in taken or (place == MODEL and path.is_dir() and any(path.glob("*.gguf"))):
         return None
-    kind = kinds.kind_of(path)
-    said = _SAID.get(kind, {}).get(place)
-    folder = path if path.is_dir() else path.parent
-    return f"{path}: is {kind}, {said.format(path=path, folder=folder)}" if said else None
+    belongs = f"; {_BELONGS[kind]}" if kind in _BELONGS else ""
+    said = _SAID.get((kind, place), f"no {wanted}{belongs}")
+    return f"{path}: is {kind}, {said.format(path=path, folder=path if path.is_dir() else path.parent)}"
 
 
 def exists(path: Path) -> bool:
     """Whether something has this name: not where it is too long for one."""
     try:
         return path.exists()
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

@@ -9,8 +9,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from llamadiff.ext.hints import file_kinds as kinds
 from llamadiff.system.commands import quote
 
 SHORT = 120  # characters of a help that is said beside what is missing
@@ -18,9 +20,11 @@ ALIKE = 0.6  # of two names, from which on one may be the other misspelt
 MEANT = {  # what other programs call it
     "run": "compare", "test": "check", "verify": "check", "validate": "check", "record": "capture", "dump": "capture",
     "trace": "capture", "list": "taps", "help": "--help", "version": "--version", "-v": "--version",
-    "--verbose": "--full", "--out": "-o", "--dump": "-o", "--engine-command": "--candidate",
+    "--verbose": "--full", "-m": "--model", "--gguf": "--model",
+    "--out": "-o", "--dump": "-o", "--engine-command": "--candidate",
 }  # fmt: skip
 TOP, NEAR = ("--version", "--help"), 0.8  # options that need no command, and how near to one another name is
+TRACES = (kinds.TRACE, kinds.TENSORS, kinds.ARCHIVE, kinds.ARRAYS)  # what a candidate may be
 MODEL = {"-m", "--model", "--gguf"}
 
 
@@ -112,7 +116,9 @@ def _too_many(message: str, name: str, command: Any, given: Mapping[str, Any]) -
     """Words that no argument takes: of a prompt without quotes, the whole of it."""
     extra = message.partition("(s) (")[2].removesuffix(")") or message.partition("(")[2].removesuffix(")")
     arguments = [each for each in command.params if each.param_type_name == "argument"]
-    prompt = given.get("prompt")
+    prompt, kind = given.get("prompt"), kinds.kind_of(Path(extra))
+    if kind in TRACES and any(each.name == "candidate" for each in command.params):
+        return f"{name}: {extra} is {kind}; beside a prompt it is given as --candidate {extra}"
     if any(each.name == "prompt" for each in arguments) and isinstance(prompt, str):
         return f'{name}: words that belong together stand in quotes: "{prompt} {extra}"'
     takes = " ".join(map(_metavar, arguments)) or "no argument"

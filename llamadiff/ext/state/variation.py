@@ -24,7 +24,7 @@ def varied(request: Request, spec: str) -> Request:
 
     All tokens are given: none is llama.cpp's own choice. What has no batches or steps of its own runs in the request's.
     """
-    changes = changes_in(spec.removeprefix(PREFIX).split(","), KEYS, PREFIX)
+    changes = _changes_of(spec)
     settings, way = (
         {field.name: changes[field.name] for field in fields(kind) if field.name in changes} for kind in (Settings, Way)
     )
@@ -43,9 +43,14 @@ def varied(request: Request, spec: str) -> Request:
     )  # fmt: skip
 
 
+def _changes_of(spec: str) -> Changes:
+    """What it changes. Raises UserError in its own words, which have the prefix of a candidate or have none."""
+    return changes_in(spec.removeprefix(PREFIX).split(","), KEYS, PREFIX if spec.startswith(PREFIX) else "")
+
+
 def schedule_of(spec: str) -> tuple[int, int] | None:
     """How many steps a random schedule is to have, and its seed; None where none is asked for. Raises UserError."""
-    changes = changes_in(spec.removeprefix(PREFIX).split(","), KEYS, PREFIX)
+    changes = _changes_of(spec)
     if SCHEDULE not in changes:
         if SEED in changes:
             raise UserError(f"{spec}: a seed is a schedule's; give schedule=200 too")

@@ -155,7 +155,7 @@ def test_without_a_candidate_no_test_passes(project):
 
 
 def test_what_is_refused_fails_the_test_in_one_line(project):
-    (project / "captures" / "tiny.safetensors").write_bytes(b"x" * 20)
+    (project / "captures" / "tiny.safetensors").write_bytes(bytes(20))
     done = suite(project, "-k", "what_llama_cpp_does")
     assert done.returncode == 1
     assert "what_llama_cpp_does - llamadiff: " in done.stdout.splitlines()[-2]  # pytest's summary

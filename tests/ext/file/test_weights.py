@@ -327,6 +327,14 @@ def sound(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("sound") / "m.gguf", kind="F16", tensors=tensors)
 
 
+def test_the_smaller_file_comes_first(small_model):
+    small, good = small_model(kind="Q4_0"), small_model(kind="F16")
+    (note,) = [note for note in judge_weights(good, small).notes if "smaller" in note]
+    assert note.startswith(f"{small.name} is the smaller file: ")
+    assert note.endswith(f"llamadiff weights {small} {good}")
+    assert not any("smaller" in note for note in judge_weights(small, good).notes)
+
+
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("name", CORRUPTED)
 def test_a_corrupted_tensor_is_named_with_its_place(name, kind, sound, tmp_path):

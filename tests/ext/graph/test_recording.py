@@ -71,7 +71,7 @@ DAMAGE = {
     "altered": (lambda data: data.replace(b"RMS_NORM", b"RMS_MORN", 1), "was altered"),
     "empty": (lambda data: b"", "is cut off"),
     "another schema": (lambda data: data.replace(b"llamadiff.nodes/1", b"llamadiff.nodes/9", 1), "not a recorded run"),
-    "no file of ours": (lambda data: b"GGUF" + data, "not a recorded run"),
+    "no file of ours": (lambda data: bytes(4) + data, "not a recorded run"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import zipfile
 
 import numpy as np
@@ -37,7 +38,14 @@ def folder(tmp_path_factory):
     save_file({"embd": values}, place / "traces" / "a.safetensors", stated)
     save_file({"embd": values}, place / "mixed" / "a.safetensors", stated)
     (place / "mixed" / "m.gguf").write_bytes(b"GGUF")
-    (place / "notes.txt").write_text("hello", encoding="utf-8")
+    (place / "notes.txt").write_text("hello, you", encoding="utf-8")
+    (place / "raw.bin").write_bytes(bytes(64))
+    (place / "empty.safetensors").touch()
+    (place / "short.gguf").write_bytes(b"GGU")
+    (place / "run.nodes").write_text('{"schema": "llamadiff.nodes/1", "asked": {}}\n', encoding="utf-8")
+    (place / "report.json").write_text('{\n"schema": "llamadiff.report/1"}', encoding="utf-8")
+    (place / "checked.json").write_text('{"a.st": {"schema": "llamadiff.report/1"}}', encoding="utf-8")
+    save_file({"found": values}, place / "op.safetensors", {"llamadiff.op": "{}"})
     whole = (place / "mine.safetensors").read_bytes()
     (place / "cut.safetensors").write_bytes(whole[:-20])
     (place / "header.safetensors").write_bytes(whole[:30])
@@ -47,17 +55,33 @@ def folder(tmp_path_factory):
 FILES = {
     ("m.gguf", "trace"): "is a GGUF model, no trace; give it as --model",
     ("embd.npy", "trace"): "is one NumPy array (.npy), which does not say its tap and tokens",
-    ("embd.npy", "model"): "is one NumPy array (.npy), no GGUF file; the model comes first",
-    ("taps.npz", "trace"): "is a NumPy archive (.npz), which compare takes and this does not",
+    ("embd.npy", "model"): "is one NumPy array (.npy), no GGUF file; arrays are given as a directory",
+    ("taps.npz", "trace"): "is a NumPy archive (.npz), no trace; llamadiff compare MODEL --tokens 1,2,3 --candidate",
     ("w.bin", "trace"): "is a pickle, which can run code and is not opened; save the tensors instead",
     ("w.bin", "model"): "is a pickle, no GGUF file; of its checkpoint, llama.cpp's convert_hf_to_gguf.py",
     ("ckpt", "model"): "is a checkpoint's directory, no GGUF file; llama.cpp's convert_hf_to_gguf.py",
     ("ckpt", "trace"): "is a checkpoint's directory, not what one computed; --candidate transformers:",
     ("ckpt/model.safetensors", "model"): "is a checkpoint's weights, no GGUF file; llama.cpp's convert_hf_to_gguf.py",
     ("ckpt/model.safetensors", "trace"): "is a checkpoint's weights, not what one computed",
-    ("mine.safetensors", "model"): "is a trace, no GGUF file; the model comes first: llamadiff compare MODEL",
-    ("bare.safetensors", "model"): "is bare tensors (.safetensors), no GGUF file; the model comes first",
-    ("dump", "trace"): "is a directory of arrays, which compare takes and this does not",
+    ("mine.safetensors", "model"): "is a trace, no GGUF file; llamadiff compare MODEL ",
+    ("bare.safetensors", "model"): "is bare tensors (.safetensors), no GGUF file; llamadiff compare MODEL --tokens",
+    ("mine.safetensors", "recorded run"): "is a trace, no run that capture --nodes recorded; llamadiff compare MODEL",
+    ("mine.safetensors", "saved op"): "is a trace, no op that backend --keep saved; llamadiff compare MODEL",
+    ("mine.safetensors", "weights"): "is a trace, no model's weights; llamadiff compare MODEL",
+    ("mine.safetensors", "TOML"): "is a trace, no TOML file",
+    ("run.nodes", "model"): "is a run that capture --nodes recorded, no GGUF file; llamadiff backend MODEL --recorded",
+    ("run.nodes", "trace"): "is a run that capture --nodes recorded, no trace; llamadiff backend MODEL --recorded",
+    ("op.safetensors", "trace"): "is an op that backend --keep saved, no trace; llamadiff replay",
+    ("report.json", "trace"): "is a report of llamadiff's, no trace; give what it is a report of",
+    ("checked.json", "trace"): "is a report of llamadiff's, no trace",
+    ("empty.safetensors", "trace"): "is empty, no trace; it was not written to its end",
+    ("short.gguf", "model"): "is a file of less than 8 bytes, no GGUF file; it was not written to its end",
+    ("notes.txt", "trace"): "is a text file, no trace",
+    ("notes.txt", "model"): "is a text file, no GGUF file",
+    ("traces", "model"): "is a directory of traces, no GGUF file; llamadiff check",
+    ("ckpt/model.safetensors", "checkpoint"): "is a checkpoint's weights, no directory of a checkpoint; give",
+    ("*.safetensors", "trace"): "no such file; a shell expands *.safetensors where it stands without quotes",
+    ("dump", "trace"): "is a directory of arrays, no trace; llamadiff compare MODEL --tokens 1,2,3 --candidate",
     ("traces", "trace"): "is a directory of traces, of which one is to be given here",
     ("cut.safetensors", "trace"): "is cut off, ",
     ("header.safetensors", "trace"): "is cut off, 30 of ",
@@ -82,7 +106,8 @@ def test_how_much_is_cut_off_is_counted(folder):
 @pytest.mark.parametrize(
     ("name", "place"),
     [("m.gguf", "model"), ("mixed", "model"), ("mine.safetensors", "trace"), ("bare.safetensors", "trace"),
-     ("notes.txt", "trace"), ("notes.txt", "model"), ("nothing", "trace"), ("x" * 5000, "trace"),
+     ("raw.bin", "trace"), ("run.nodes", "recorded run"), ("op.safetensors", "saved op"), ("notes.txt", "TOML"),
+     ("ckpt", "checkpoint"), ("ckpt", "weights"), ("m.gguf", "weights"), ("nothing", "trace"), ("x" * 5000, "trace"),
      *((name, "candidate") for name in ("mine.safetensors", "bare.safetensors", "taps.npz", "dump", "notes.txt"))],
 )  # fmt: skip
 def test_nothing_is_said_of_what_belongs_there_or_is_not_known(name, place, folder):
@@ -141,6 +166,68 @@ def test_commands_say_it_in_one_line(words, folder, monkeypatch):
     done = run(*words)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert REFUSED[words] in done.stderr
+
+
+# What a command line says of values that cannot be meant, before anything is run.
+VALUES = {
+    "compare m.gguf mine": "mine: mine.safetensors is here; did you mean it?",
+    "compare m.gguf mine.safetensors --only embd": "--only embd: limits what is recorded, and mine.safetensors is",
+    "compare m.gguf Once --candidate mine.safetensors --only 0": "--only 0: limits what is recorded, and mine.safeten",
+    "compare m.gguf run.nodes": "run.nodes: is a run that capture --nodes recorded, no trace; llamadiff backend MODEL",
+    "compare m.gguf Once --candidate m.gguf": "m.gguf: is given twice, as MODEL and as --candidate, and is right",
+    "compare m.gguf Once --tolerance report.json": "--tolerance report.json: is a report of llamadiff's, no TOML file",
+    "compare m.gguf Once mine.safetensors": "compare: mine.safetensors is a trace; beside a prompt it is given as --c",
+    "check mine.safetensors --candidate ./mine.safetensors": "./mine.safetensors: is given twice, as PATHS and as --c",
+    "check traces --model traces": "--model traces: is a directory of traces, no GGUF file; llamadiff check traces",
+    "check traces --candidate cmd: ./engine": "--candidate cmd: has no command; all of it stands in quotes: --candidat",
+    "check --candidate traces": "PATHS is missing: recorded traces, or their directories; traces is such: give it bef",
+    "check traces -o json:notes.txt": "-o notes.txt: is a text file, and no report of llamadiff's; give another name,",
+    "check traces -o json:raw.bin": "-o raw.bin: is there, and is no report of llamadiff's; give another name, or --fo",
+    "diff mine.safetensors m.gguf": "m.gguf: is a GGUF model, no trace; give it as --model m.gguf",
+    "capture m.gguf Once -o new.npz": "-o new.npz: what this writes is a trace, no .npz; give new.safetensors",
+    "capture m.gguf Once -o new.json": "-o new.json: what this writes is a trace, no .json; give new.safetensors",
+    "capture m.gguf Once --nodes -o new.safetensors": "-o new.safetensors: what --nodes writes is no .safetensors; giv",
+    "backend m.gguf --recorded mine.safetensors": "--recorded mine.safetensors: is a trace, no run that capture --node",
+    "backend m.gguf Once --keep notes.txt": "notes.txt: is a file; --keep takes a directory, which is made if it",
+    "replay run.nodes": "run.nodes: is a run that capture --nodes recorded, no op that backend --keep saved",
+    "taps mine.safetensors": "mine.safetensors: is a trace, no GGUF file; llamadiff compare MODEL mine.safetensors",
+    "weights m.gguf mine.safetensors": "mine.safetensors: is a trace, no model's weights; llamadiff compare MODEL mine",
+    "weights mine.safetensors m.gguf": "m.gguf: is a model, which comes first: llamadiff weights m.gguf mine.safetenso",
+    "loss m.gguf mine.safetensors Once": "mine.safetensors: is a trace, no GGUF file; llamadiff compare MODEL mine",
+    "sweep m.gguf": "m.gguf: is a GGUF model, no TOML file",
+}
+
+
+@pytest.mark.parametrize("line", VALUES)
+def test_what_cannot_be_meant_is_said_before_anything_runs(line, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    done = run(*shlex.split(line))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"llamadiff: {VALUES[line]}")
+
+
+@pytest.mark.parametrize("ending", ["json", "csv", "md", "html", "xml"])
+def test_a_report_is_written_over_a_report_and_over_nothing_else(ending, folder, tmp_path, monkeypatch):
+    """Of GitHub's file of summaries it writes the end."""
+    path = tmp_path / f"r.{ending}"
+    words = "diff", folder / "mine.safetensors", folder / "traces" / "a.safetensors", "-o", path
+    assert "no report" not in run(*words).stderr
+    before = path.read_bytes()
+    assert "no report" not in run(*words).stderr
+    path.write_bytes(b"mine\n" + before)
+    assert "no report of llamadiff's; give another name" in run(*words).stderr
+    assert path.read_bytes() == b"mine\n" + before
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
+    assert "no report" not in run(*words).stderr
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY")
+    path.write_bytes(b"")
+    assert "no report" not in run(*words).stderr
+
+
+@pytest.mark.parametrize("line", ["compare --help", "check traces -o notes.txt -h", "taps mine.safetensors --help"])
+def test_help_is_help(line, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert run(*line.split()).returncode == 0
 
 
 EMPTY = {

@@ -111,9 +111,9 @@ def test_a_file_that_is_none_is_one_line(steps, said, tmp_path):
     ("run", "candidate", "said"),
     [
         (run_spec.Run(), "llama.cpp:batch=2", "steps are carried out by --candidate 'cmd: ./engine {steps} {out}'"),
-        (run_spec.Run("Once"), "cmd: true", "the steps have tokens of their own; leave out the prompt"),
-        (run_spec.Run(), "cmd: true", "step 1, 4 tokens of sequence 0: the command wrote nothing to {out}/1"),
-        (run_spec.Run(), "cmd: false", "ended with exit code 1"),
+        (run_spec.Run("Once"), "cmd: true {out}", "the steps have tokens of their own; leave out the prompt"),
+        (run_spec.Run(), "cmd: true {out}", "step 1, 4 tokens of sequence 0: the command wrote nothing to {out}/1"),
+        (run_spec.Run(), "cmd: false {out}", "ended with exit code 1"),
     ],
 )
 def test_what_cannot_be_is_said(run, candidate, said, tmp_path):
