@@ -35,7 +35,8 @@ def text_request(model: ModelFile, run: Run, output: Path) -> Request:
     if prompt is not None and tokens:
         raise UserError("give a prompt or --tokens, not both")
     if not prompt and not tokens:
-        raise UserError('the prompt is empty: give one ("Once upon a time") or token ids with --tokens 1,2,3')
+        said = f"the prompt is {'missing' if prompt is None else 'empty'}"
+        raise UserError(f'{said}: give one ("Once upon a time") or token ids with --tokens 1,2,3')
     if chat and not prompt:
         raise UserError("--chat needs a prompt: token ids are past the chat template")
     if chat and prompt:

@@ -276,7 +276,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "vocabulary only": (("compare", "vocabulary.gguf", "hi"), ("vocabulary.gguf", "holds a vocabulary")),
     "too many layers": (("taps", "layers.gguf"), ("block_count = 4000000000", "2 layers")),
     "a weight's shape": (("compare", "shape.gguf", *IDS), ("blk.0.attn_q.weight", "[256, 256]")),
-    "no prompt": (("compare", "good.gguf"), ("the prompt is empty", "--tokens")),
+    "no prompt": (("compare", "good.gguf"), ("the prompt is missing", "--tokens")),
     "empty prompt": (("compare", "good.gguf", ""), ("PROMPT|TRACE is empty",)),
     "prompt and ids": ((*COMPARE, "hi"), ("a prompt or --tokens, not both",)),
     "ids twice": ((*COMPARE, "--tokens", "@notes.txt"), ("notes.txt: \"hello\"",)),

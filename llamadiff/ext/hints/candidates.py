@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from difflib import get_close_matches
@@ -11,7 +12,7 @@ from pathlib import Path
 from llamadiff.candidates import TRACES
 from llamadiff.candidates.command import PREFIX
 from llamadiff.ext.hints import file_kinds as kinds
-from llamadiff.ext.hints.places import RUN, SAVE, exists, mistaken_file, near_name
+from llamadiff.ext.hints.places import RUN, SAVE, TRACE, exists, mistaken_file, near_name
 
 KNOWN = ("model", "tokens", "prompt", "n_prefill", "n_predict", "out", "steps")  # what braces stand for in a command
 ALIKE = 0.85  # of a prompt and a trace's name, from which on it may be that, misspelt
@@ -76,6 +77,10 @@ def _fault_of_command(line: str) -> str | None:
     if operator:
         script = line.strip() if "'" not in line else "..."
         return f"no shell runs it, and {operator} would go to the command as a word; give cmd: sh -c '{script}'"
+    program = Path(words[0]) if words else Path()
+    if program.is_file() and not os.access(program, os.X_OK) and program.name != words[0]:
+        start = "python " if program.suffix == ".py" else "sh " if program.suffix == ".sh" else ""
+        return f"{program} is not executable; give cmd: {start}{program} ..." if start else None
     for name in _BRACES.findall(" ".join(word for word in words if " " not in word)):
         meant = _MEANT.get(name) or next(iter(get_close_matches(name, KNOWN, 1, 0.6)), None)
         if name not in KNOWN and meant is not None:
@@ -85,15 +90,17 @@ def _fault_of_command(line: str) -> str | None:
 
 
 def _mistaken_path(path: Path) -> str | None:
-    """A pickle, which is never opened; a checkpoint, which has to be run first; an array without its tap."""
+    """A pickle, which is never opened; what has to be run first; an array without its tap; what is no run's values."""
     kind = kinds.kind_of(path)
     if kind == kinds.CHECKPOINT:
         return f"{path}: is a model of Hugging Face, {RUN.format(folder=path)}"
-    if kind in (kinds.PICKLE, kinds.ARRAY):
-        return mistaken_file(path, "trace")
+    if kind in (kinds.PICKLE, kinds.ARRAY, kinds.NODES, kinds.OP, kinds.REPORT, kinds.PROGRAM):
+        return mistaken_file(path, TRACE)
     if not path.is_dir():
         return None
     files = [file for file in islice(path.iterdir(), kinds.MOST) if file.is_file()]
+    if kind == kinds.TRACES and all(file.suffix in (TRACES[0], ".gguf") for file in files):
+        return mistaken_file(path, TRACE)
     pickles = sorted(file for file in files if kinds.is_pickle(file))
     if not pickles or len(pickles) < len(files):
         return None

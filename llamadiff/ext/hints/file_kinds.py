@@ -15,6 +15,7 @@ TRACE, WEIGHTS, TENSORS = "a trace", "a checkpoint's weights", "bare tensors (.s
 CHECKPOINT, ARRAYS, TRACES = "a checkpoint's directory", "a directory of arrays", "a directory of traces"
 MODELS, FOLDER = "a directory of GGUF files", "a directory"
 NODES, OP, REPORT = "a run that capture --nodes recorded", "an op that backend --keep saved", "a report of llamadiff's"
+PROGRAM = "a program"
 EMPTY, SHORT, TEXT = "empty", "a file of less than 8 bytes", "a text file"
 OP_KEY = "llamadiff.op"  # among the metadata of a saved op (ext/graph/repro.py)
 MOST = 10_000  # files of a directory that are looked at
@@ -23,7 +24,11 @@ MAX_HEADER = 1 << 23  # bytes of a safetensors header that are parsed
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _MAYBE_PICKLES = (".bin",)  # or raw values
 _ARRAYS = (".npy", ".f32", ".f16", ".bf16", ".bin", ".raw")
-_BEGINS = {b"GGUF": MODEL, b"\x93NUMPY": ARRAY}
+_BEGINS = {
+    b"GGUF": MODEL, b"\x93NUMPY": ARRAY, b"#!": PROGRAM, b"\x7fELF": PROGRAM, b"MZ\x90\0": PROGRAM,
+    b"\xcf\xfa\xed\xfe": PROGRAM,
+}  # fmt: skip
+_PROGRAMS = (".py", ".sh", ".js")
 _ZIP = b"PK\x03\x04"
 _PROTOCOLS = tuple(b"\x80" + bytes([version]) for version in range(2, 6))
 _TEXT = frozenset(b"\t\n\f\r\x1b" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100)))  # UTF-8 has all of these
@@ -63,8 +68,8 @@ def _kind_of_file(path: Path) -> str:
         return known
     if head[:4] == _ZIP and _first_entry(head).endswith(b".npy"):
         return ARCHIVE
-    if is_pickle(path, head):
-        return PICKLE
+    if is_pickle(path, head) or path.suffix in _PROGRAMS:
+        return PROGRAM if path.suffix in _PROGRAMS else PICKLE
     return _kind_of_tensors(head) if head[8:9] == b"{" and b"\0" in head[:8] else _kind_of_text(head)
 
 

@@ -17,7 +17,7 @@ SAVE = (
 RUN = "not what one computed; --candidate transformers:{folder} runs it"
 WILD = "*?["  # in words that a shell expands
 MODEL, TRACE, NODES, OP, CHECKPOINT = "model", "trace", "recorded run", "saved op", "checkpoint"
-WEIGHTS, TOML, TEXT = "weights", "TOML", "text"
+WEIGHTS, TOML, TEXT, ENGINE = "weights", "TOML", "text", "engine"
 # A place -> what it takes, in words behind "no", and the kinds that may be that.
 _TAKES = {
     MODEL: ("GGUF file", {kinds.MODEL, kinds.MODELS}),
@@ -30,7 +30,11 @@ _TAKES = {
         {kinds.MODEL, kinds.MODELS, kinds.CHECKPOINT, kinds.WEIGHTS, kinds.TENSORS, kinds.ARRAYS, kinds.FOLDER},
     ),
     TOML: ("TOML file", {kinds.TEXT, kinds.SHORT, kinds.EMPTY}),
-    TEXT: ("text", {kinds.TEXT, kinds.SHORT, kinds.EMPTY, kinds.REPORT}),
+    TEXT: ("text", {kinds.TEXT, kinds.SHORT, kinds.EMPTY, kinds.REPORT, kinds.PROGRAM}),
+    ENGINE: (
+        "engine's command, and none of its files",
+        {kinds.MODEL, kinds.CHECKPOINT, kinds.TEXT, kinds.SHORT, kinds.PROGRAM},
+    ),
 }
 _COMPARED = "llamadiff compare MODEL --tokens 1,2,3 --candidate {path} judges it"
 # A kind -> what takes it.
@@ -47,7 +51,7 @@ _BELONGS = {
     kinds.OP: "llamadiff replay {path} runs it again",
     kinds.REPORT: "give what it is a report of",
     kinds.EMPTY: "it was not written to its end",
-    kinds.SHORT: "it was not written to its end",
+    kinds.PROGRAM: '--candidate "cmd: {run} {{tokens}} {{out}}" runs one',
     kinds.CHECKPOINT: "--candidate transformers:{folder} runs it",
     kinds.WEIGHTS: "--candidate transformers:{folder} runs the checkpoint",
 }
@@ -62,6 +66,7 @@ _SAID = {
     (kinds.WEIGHTS, TRACE): RUN,
     (kinds.CHECKPOINT, TRACE): RUN,
     (kinds.TRACES, TRACE): "of which one is to be given here",
+    (kinds.TRACES, OP): "of which none is taken; for saved ops give them: llamadiff replay {path}/*.safetensors",
     (kinds.WEIGHTS, CHECKPOINT): "no directory of a checkpoint; give {folder}",
 }
 
@@ -81,7 +86,8 @@ def mistaken_file(path: Path, place: str) -> str | None:
         return None
     belongs = f"; {_BELONGS[kind]}" if kind in _BELONGS else ""
     said = _SAID.get((kind, place), f"no {wanted}{belongs}")
-    return f"{path}: is {kind}, {said.format(path=path, folder=path if path.is_dir() else path.parent)}"
+    run = f"python {path}" if path.suffix == ".py" else path
+    return f"{path}: is {kind}, {said.format(path=path, folder=path if path.is_dir() else path.parent, run=run)}"
 
 
 def exists(path: Path) -> bool:

@@ -18,13 +18,13 @@ from llamadiff.ext.hints import places
 from llamadiff.report.formats import formats
 from llamadiff.system.commands import quote
 
-# A parameter of any command, or of one -> the place that its value has.
+# A parameter of any command, or of one -> the place that its value has. Traces of check are refused each by itself.
 _PLACES = {
     "model": places.MODEL, "recorded": places.NODES, "tolerance": places.TOML, "steps": places.TEXT,
     "name_map": places.TOML, "plan": places.TOML, "baseline": places.TRACE, "texts": places.TEXT, "text": places.TEXT,
     "checkpoint": places.CHECKPOINT, "converter": places.TEXT, "diff candidate": places.TRACE,
-    "replay paths": places.OP, "weights other": places.WEIGHTS,
-    "loss other": places.MODEL, "template model": "",  # traces of check are refused each by itself
+    "tokens candidate": places.ENGINE, "template candidate": places.ENGINE, "replay paths": places.OP,
+    "weights other": places.WEIGHTS, "loss other": places.MODEL, "template model": "",
 }  # fmt: skip
 _FOLDERS = ("keep", "out", "vectors", "tiny output")  # that are made
 # Two of a command that say nothing beside one another where they are one file.
@@ -78,7 +78,8 @@ def _misplaced(command: str, parameter: str, label: str, word: str) -> str | Non
     if parameter == "prompt" and word.endswith(_NODES):
         place = places.TRACE
     if not place or not places.exists(path):
-        return None
+        is_lacking = place == places.MODEL and label.startswith("-")
+        return f"{label} {places.mistaken_file(path, place) or f'{path}: no such file'}" if is_lacking else None
     if path.is_dir() and place not in (places.MODEL, places.OP, places.TOML, places.TEXT, places.NODES):
         return None
     said = places.mistaken_file(path, place)

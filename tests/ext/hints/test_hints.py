@@ -39,6 +39,7 @@ def folder(tmp_path_factory):
     save_file({"embd": values}, place / "mixed" / "a.safetensors", stated)
     (place / "mixed" / "m.gguf").write_bytes(b"GGUF")
     (place / "notes.txt").write_text("hello, you", encoding="utf-8")
+    (place / "engine.py").write_text("print('l_out-0')\n", encoding="utf-8")
     (place / "raw.bin").write_bytes(bytes(64))
     (place / "empty.safetensors").touch()
     (place / "short.gguf").write_bytes(b"GGU")
@@ -75,7 +76,14 @@ FILES = {
     ("report.json", "trace"): "is a report of llamadiff's, no trace; give what it is a report of",
     ("checked.json", "trace"): "is a report of llamadiff's, no trace",
     ("empty.safetensors", "trace"): "is empty, no trace; it was not written to its end",
-    ("short.gguf", "model"): "is a file of less than 8 bytes, no GGUF file; it was not written to its end",
+    ("short.gguf", "model"): "is a file of less than 8 bytes, no GGUF file",
+    ("engine.py", "model"): 'is a program, no GGUF file; --candidate "cmd: ',
+    ("engine.py", "TOML"): 'is a program, no TOML file; --candidate "cmd: ',
+    ("mine.safetensors", "engine"): "is a trace, no engine's command, and none of its files; llamadiff compare MODEL",
+    (
+        "traces",
+        "saved op",
+    ): "is a directory of traces, of which none is taken; for saved ops give them: llamadiff",
     ("notes.txt", "trace"): "is a text file, no trace",
     ("notes.txt", "model"): "is a text file, no GGUF file",
     ("traces", "model"): "is a directory of traces, no GGUF file; llamadiff check",
@@ -93,7 +101,7 @@ FILES = {
 def test_a_file_in_the_wrong_place_is_named_by_what_it_is(name, place, folder):
     said = slice_.mistake(folder / name, place)
     assert said.startswith(f"{folder / name}: {FILES[name, place]}")
-    assert "{" not in said.replace("{name: x", "")
+    assert "{" not in said.replace("{name: x", "").replace("{tokens} {out}", "")
     assert len(said) < 1000
 
 
@@ -128,13 +136,20 @@ CANDIDATES = {
     "transformer:bf16": "did you mean transformers:bf16?",
     "{folder}/embd.npy": "is one NumPy array",
     "{folder}/ckpt": "is a model of Hugging Face, not what one computed; --candidate transformers:",
+    "{folder}/run.nodes": "is a run that capture --nodes recorded, no trace; llamadiff backend MODEL --recorded",
+    "{folder}/op.safetensors": "is an op that backend --keep saved, no trace",
+    "{folder}/report.json": "is a report of llamadiff's, no trace; give what it is a report of",
+    "{folder}/engine.py": 'is a program, no trace; --candidate "cmd: python {folder}/engine.py {tokens} {out}" runs one',
+    "{folder}/traces": "is a directory of traces, of which one is to be given here",
+    "cmd: {folder}/engine.py {tokens} {out}": "is not executable; give cmd: python {folder}/engine.py ...",
     "{folder}/mien.safetensors": "mine.safetensors is there",
 }
 
 
 @pytest.mark.parametrize("spec", CANDIDATES)
 def test_a_candidate_that_is_none_is_told_what_to_be(spec, folder):
-    assert CANDIDATES[spec] in slice_.mistake(spec.replace("{folder}", str(folder)), "candidate")
+    said = CANDIDATES[spec].replace("{folder}", str(folder))
+    assert said in slice_.mistake(spec.replace("{folder}", str(folder)), "candidate")
 
 
 @pytest.mark.parametrize(
@@ -194,6 +209,8 @@ VALUES = {
     "weights m.gguf mine.safetensors": "mine.safetensors: is a trace, no model's weights; llamadiff compare MODEL mine",
     "weights mine.safetensors m.gguf": "m.gguf: is a model, which comes first: llamadiff weights m.gguf mine.safetenso",
     "loss m.gguf mine.safetensors Once": "mine.safetensors: is a trace, no GGUF file; llamadiff compare MODEL mine",
+    "check traces --model nothing.gguf": "--model nothing.gguf: no such file",
+    "tokens m.gguf --candidate mine.safetensors": "--candidate mine.safetensors: is a trace, no engine's command",
     "sweep m.gguf": "m.gguf: is a GGUF model, no TOML file",
 }
 

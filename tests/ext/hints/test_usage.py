@@ -22,7 +22,7 @@ SAID = {
     "compare m.gguf --tokens": "--tokens: IDS is missing behind it: token ids instead of a prompt: 1,15043,29892",
     "compare m.gguf --chat=yes": "--chat: takes no value; give it alone",
     "compare m.gguf Once upon a time": 'compare: words that belong together stand in quotes: "Once upon a time"',
-    "check --model m.gguf": "check: PATHS is missing: recorded traces, or directories of them; such as llamadiff check",
+    "check --annotate": "check: PATHS is missing: recorded traces, or directories of them; such as llamadiff check",
     "check d --jobs 9999": f"--jobs 9999: {WHOLE}, 512 or less",
     "check d --max-mean-kl lots": "--max-mean-kl lots: expected a number, 0 or more",
     "capture m.gguf Once": "capture: -o OUTPUT is missing: the trace: FILE.safetensors; such as llamadiff capture",
