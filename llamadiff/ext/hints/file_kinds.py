@@ -32,7 +32,9 @@ _PROGRAMS = (".py", ".sh", ".js")
 _ZIP = b"PK\x03\x04"
 _PROTOCOLS = tuple(b"\x80" + bytes([version]) for version in range(2, 6))
 _TEXT = frozenset(b"\t\n\f\r\x1b" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100)))  # UTF-8 has all of these
-_STATED = re.compile(rb'\s*\{(?:[^{}]{0,4000}\{)?[^{}]{0,4000}?"schema":\s*"llamadiff\.(nodes)?')
+_STATED = re.compile(
+    rb'\s*\{(?:[^{}]{0,4000}\{)?[^{}]{0,4000}?"schema":\s*"llamadiff\.(?:(nodes)/|(?:report|weights|variants)/|extras\.)'
+)
 _OURS = re.compile(  # how reports begin: CSV, JUnit's XML, Markdown
     rb"tap,layer,op,|tensor,type,shape,|<\?xml [^>]*>\s*<testsuite name=\"llamadiff\"|"
     rb"(### |\*\*)(MATCH|NOISE|WRONG|UNCHECKED)\b"

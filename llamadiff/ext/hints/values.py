@@ -77,7 +77,9 @@ def _misplaced(command: str, parameter: str, label: str, word: str) -> str | Non
     place, path = _PLACES.get(f"{command} {parameter}", _PLACES.get(parameter)), Path(word)
     if parameter == "prompt" and word.endswith(_NODES):
         place = places.TRACE
-    if not place or not places.exists(path):
+    if not place:
+        return None
+    if not places.exists(path):
         is_lacking = place == places.MODEL and label.startswith("-")
         return f"{label} {places.mistaken_file(path, place) or f'{path}: no such file'}" if is_lacking else None
     if path.is_dir() and place not in (places.MODEL, places.OP, places.TOML, places.TEXT, places.NODES):

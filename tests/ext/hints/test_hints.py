@@ -41,6 +41,7 @@ def folder(tmp_path_factory):
     (place / "notes.txt").write_text("hello, you", encoding="utf-8")
     (place / "engine.py").write_text("print('l_out-0')\n", encoding="utf-8")
     (place / "raw.bin").write_bytes(bytes(64))
+    (place / "a.answers.json").write_text('{"schema": "llamadiff.answers/1"}', encoding="utf-8")
     (place / "empty.safetensors").touch()
     (place / "short.gguf").write_bytes(b"GGU")
     (place / "run.nodes").write_text('{"schema": "llamadiff.nodes/1", "asked": {}}\n', encoding="utf-8")
@@ -116,7 +117,8 @@ def test_how_much_is_cut_off_is_counted(folder):
     [("m.gguf", "model"), ("mixed", "model"), ("mine.safetensors", "trace"), ("bare.safetensors", "trace"),
      ("raw.bin", "trace"), ("run.nodes", "recorded run"), ("op.safetensors", "saved op"), ("notes.txt", "TOML"),
      ("ckpt", "checkpoint"), ("ckpt", "weights"), ("m.gguf", "weights"), ("nothing", "trace"), ("x" * 5000, "trace"),
-     *((name, "candidate") for name in ("mine.safetensors", "bare.safetensors", "taps.npz", "dump", "notes.txt"))],
+     *((name, "candidate") for name in 
+       ("mine.safetensors", "bare.safetensors", "taps.npz", "dump", "notes.txt", "a.answers.json", "m.gguf"))],
 )  # fmt: skip
 def test_nothing_is_said_of_what_belongs_there_or_is_not_known(name, place, folder):
     assert slice_.mistake(folder / name, place) is None
@@ -139,7 +141,7 @@ CANDIDATES = {
     "{folder}/run.nodes": "is a run that capture --nodes recorded, no trace; llamadiff backend MODEL --recorded",
     "{folder}/op.safetensors": "is an op that backend --keep saved, no trace",
     "{folder}/report.json": "is a report of llamadiff's, no trace; give what it is a report of",
-    "{folder}/engine.py": 'is a program, no trace; --candidate "cmd: python {folder}/engine.py {tokens} {out}" runs one',
+    "{folder}/engine.py": 'is a program, no trace; --candidate "cmd: python {folder}/engine.py {tokens} {out}" runs',
     "{folder}/traces": "is a directory of traces, of which one is to be given here",
     "cmd: {folder}/engine.py {tokens} {out}": "is not executable; give cmd: python {folder}/engine.py ...",
     "{folder}/mien.safetensors": "mine.safetensors is there",
