@@ -15,6 +15,7 @@ from llamadiff.ext.hints import file_kinds as kinds
 from llamadiff.ext.hints.places import RUN, SAVE, TRACE, exists, mistaken_file, near_name
 
 KNOWN = ("model", "tokens", "prompt", "n_prefill", "n_predict", "out", "steps")  # what braces stand for in a command
+ENDINGS = (*TRACES, ".gguf", ".st", ".log")  # of what may be a candidate
 ALIKE = 0.85  # of a prompt and a trace's name, from which on it may be that, misspelt
 _MEANT = {"ids": "tokens", "token_ids": "tokens", "dump": "out", "trace": "out", "gguf": "model"}
 _WAYS = (PREFIX, "transformers:", "llama.cpp:", "http:", "https:")
@@ -50,7 +51,7 @@ def _meant_by(spec: str, path: Path) -> str | None:
 def mistaken_prompt(prompt: str) -> str | None:
     """A prompt that is a trace's name, or nearly, or the beginning of one, or like a server without its http://."""
     path = Path(prompt)
-    whole = next((file for ending in TRACES if exists(file := Path(f"{prompt}{ending}"))), None)
+    whole = next((file for ending in ENDINGS if exists(file := Path(f"{prompt}{ending}"))), None)
     if whole is not None and path.name:
         return f"{prompt}: {whole} is here; did you mean it?"
     if len(prompt.split()) != 1 or (not _ADDRESS.fullmatch(prompt) and "." not in path.name):
@@ -94,10 +95,15 @@ def _mistaken_path(path: Path) -> str | None:
     kind = kinds.kind_of(path)
     if kind == kinds.CHECKPOINT:
         return f"{path}: is a model of Hugging Face, {RUN.format(folder=path)}"
+    if path.suffix == TRACES[1] and kind in (kinds.TRACE, kinds.TENSORS):
+        return f"{path}: is {kind}, no NumPy archive; call it {path.with_suffix(TRACES[0]).name}"
     if kind in (kinds.PICKLE, kinds.ARRAY, kinds.NODES, kinds.OP, kinds.REPORT, kinds.PROGRAM):
         return mistaken_file(path, TRACE)
-    if not path.is_dir():
-        return None
+    return _mistaken_folder(path, kind) if path.is_dir() else None
+
+
+def _mistaken_folder(path: Path, kind: str) -> str | None:
+    """Traces, of which one is the candidate, or pickles alone."""
     files = [file for file in islice(path.iterdir(), kinds.MOST) if file.is_file()]
     if kind == kinds.TRACES and all(file.suffix in (TRACES[0], ".gguf") for file in files):
         return mistaken_file(path, TRACE)

@@ -6,6 +6,7 @@ What a file is, is asked here for every command: by its first bytes, and by the 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -29,7 +30,9 @@ _PLACES = {
 _FOLDERS = ("keep", "out", "vectors", "tiny output")  # that are made
 # Two of a command that say nothing beside one another where they are one file.
 _APART = ("candidate", "model", "paths")
+_NAMELESS, _MODEL = ("llama.cpp:", "http://", "https://"), ".gguf"  # candidates whose taps have one name
 _COMMAND, _SUCH = "cmd:", "./engine --tokens {tokens} --dump {out}"
+_ADAPTER = re.compile(r"(?:^|,)lora=([^,]+?)(?::[-\d.e]+)?(?:,|$)")
 _NODES, EVERYTHING = ".nodes", "*"  # of all taps: what is not recorded of long prompts else
 _FORMATS = tuple(f".{ending}" for ending in FILES if ending not in ("safetensors", "st", "dump", "out", "raw", "dat"))
 
@@ -52,10 +55,14 @@ def _mistakes(command: Any, given: Mapping[str, Any]) -> Iterator[str]:
     for each, words in texts.items():
         for word in filter(None, words):
             yield from filter(None, [_misplaced(name, each, labels[each], word)])
+            adapter = _ADAPTER.search(word) if each == "llama_cpp" else None
+            said = places.mistaken_file(Path(adapter[1]), places.MODEL) if adapter else None
+            yield from [f"--llama-cpp lora={said}"] * bool(said)
             if (each in _FOLDERS or f"{name} {each}" in _FOLDERS) and Path(word).is_file():
                 yield f"{word}: is a file; {labels[each]} takes a directory, which is made if it is not there"
     yield from _same_file(texts, labels)
     yield from _recorded_already(name, texts)
+    yield from _of_no_use(name, texts, given)
     if name == "capture":
         yield from _names_of_traces(texts["output"], bool(given.get("nodes")))
     elif name != "tiny" and not given.get("force"):
@@ -131,6 +138,17 @@ def _recorded_already(command: str, texts: Mapping[str, Sequence[str]]) -> Itera
             f"--only {texts['only'][0]}: limits what is recorded, and {traces[0]} is recorded: all of its taps are "
             "judged; leave out --only"
         )
+
+
+def _of_no_use(command: str, texts: Mapping[str, Sequence[str]], given: Mapping[str, Any]) -> Iterator[str]:
+    """Options that another one leaves nothing to do."""
+    if given.get("nodes") and given.get("sketch"):
+        yield "--sketch: is of a trace, and --nodes records another file; give one of them"
+    candidates = [*texts.get("candidate", ()), *(word for word in texts.get("prompt", ()) if word.endswith(TRACES))]
+    nameless = next((each for each in candidates if each.startswith(_NAMELESS) or each.endswith(_MODEL)), None)
+    if command in ("compare", "check") and texts.get("name_map") and (nameless or not candidates):
+        what = f"{nameless} has none of its own" if nameless else "there is no --candidate"
+        yield f"--map {texts['name_map'][0]}: translates a candidate's names, and {what}; leave it out"
 
 
 def _names_of_traces(outputs: Sequence[str], nodes: bool) -> Iterator[str]:

@@ -49,6 +49,7 @@ def folder(tmp_path_factory):
     (place / "checked.json").write_text('{"a.st": {"schema": "llamadiff.report/1"}}', encoding="utf-8")
     save_file({"found": values}, place / "op.safetensors", {"llamadiff.op": "{}"})
     whole = (place / "mine.safetensors").read_bytes()
+    (place / "trace.npz").write_bytes(whole)
     (place / "cut.safetensors").write_bytes(whole[:-20])
     (place / "header.safetensors").write_bytes(whole[:30])
     return place
@@ -117,7 +118,7 @@ def test_how_much_is_cut_off_is_counted(folder):
     [("m.gguf", "model"), ("mixed", "model"), ("mine.safetensors", "trace"), ("bare.safetensors", "trace"),
      ("raw.bin", "trace"), ("run.nodes", "recorded run"), ("op.safetensors", "saved op"), ("notes.txt", "TOML"),
      ("ckpt", "checkpoint"), ("ckpt", "weights"), ("m.gguf", "weights"), ("nothing", "trace"), ("x" * 5000, "trace"),
-     *((name, "candidate") for name in 
+     *((name, "candidate") for name in
        ("mine.safetensors", "bare.safetensors", "taps.npz", "dump", "notes.txt", "a.answers.json", "m.gguf"))],
 )  # fmt: skip
 def test_nothing_is_said_of_what_belongs_there_or_is_not_known(name, place, folder):
@@ -142,6 +143,7 @@ CANDIDATES = {
     "{folder}/op.safetensors": "is an op that backend --keep saved, no trace",
     "{folder}/report.json": "is a report of llamadiff's, no trace; give what it is a report of",
     "{folder}/engine.py": 'is a program, no trace; --candidate "cmd: python {folder}/engine.py {tokens} {out}" runs',
+    "{folder}/trace.npz": "is a trace, no NumPy archive; call it trace.safetensors",
     "{folder}/traces": "is a directory of traces, of which one is to be given here",
     "cmd: {folder}/engine.py {tokens} {out}": "is not executable; give cmd: python {folder}/engine.py ...",
     "{folder}/mien.safetensors": "mine.safetensors is there",
@@ -213,6 +215,11 @@ VALUES = {
     "loss m.gguf mine.safetensors Once": "mine.safetensors: is a trace, no GGUF file; llamadiff compare MODEL mine",
     "check traces --model nothing.gguf": "--model nothing.gguf: no such file",
     "tokens m.gguf --candidate mine.safetensors": "--candidate mine.safetensors: is a trace, no engine's command",
+    "compare m.gguf m": "m: m.gguf is here; did you mean it?",
+    "compare m.gguf Once --map hf": "--map hf: translates a candidate's names, and there is no --candidate; leave it",
+    "compare m.gguf Once --map hf --candidate llama.cpp:kv=f16": "--map hf: translates a candidate's names, and llama",
+    "compare m.gguf Once --llama-cpp lora=mine.safetensors:0.5": "--llama-cpp lora=mine.safetensors: is a trace, no GG",
+    "capture m.gguf Once --nodes --sketch -o new.nodes": "--sketch: is of a trace, and --nodes records another file",
     "sweep m.gguf": "m.gguf: is a GGUF model, no TOML file",
 }
 
