@@ -186,7 +186,7 @@ def test_a_report_in_a_dump_is_no_part_of_it(ending, place):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("x.safetensors", b"garbage", "x.safetensors: not a readable trace"),
+        ("x.safetensors", b"\0garbage", "x.safetensors: not a readable trace"),
         ("x.npz", b"garbage", "x.npz: not a plain .npz"),
         ("x/embd.npy", b"garbage", "embd.npy: not a plain .npy"),
         ("x/tokens", b"one two", "expected token ids"),

@@ -87,7 +87,7 @@ def _fault_of_command(line: str) -> str | None:
         if name not in KNOWN and meant is not None:
             listed = ", ".join(f"{{{known}}}" for known in KNOWN)
             return f"{{{name}}} stands for nothing; did you mean {{{meant}}}? known are {listed}"
-    return None if "{out}" in line else "has no {out}, the file that it has to write: --dump {out}"
+    return None if "{out}" in line or not words else "has no {out}, the file that it has to write: --dump {out}"
 
 
 def _mistaken_path(path: Path) -> str | None:

@@ -89,7 +89,7 @@ def _misplaced(command: str, parameter: str, label: str, word: str) -> str | Non
     if not places.exists(path):
         is_lacking = place == places.MODEL and label.startswith("-")
         return f"{label} {places.mistaken_file(path, place) or f'{path}: no such file'}" if is_lacking else None
-    if path.is_dir() and place not in (places.MODEL, places.OP, places.TOML, places.TEXT, places.NODES):
+    if path.is_dir() and place not in (places.MODEL, places.OP):
         return None
     said = places.mistaken_file(path, place)
     return f"{label} {said}" if said is not None and label.startswith("-") else said
@@ -163,7 +163,7 @@ def _names_of_traces(outputs: Sequence[str], nodes: bool) -> Iterator[str]:
 def _written_over(outputs: Sequence[str], read: Sequence[str], can_force: bool) -> Iterator[str]:
     """A file that is there and is none of ours: to GitHub's own a report is added; what is read is told later."""
     gathering = [place for form in formats() if form.also and (place := os.environ.get(form.also))]
-    for text in outputs:
+    for text in (each for each in outputs if os.path.basename(each)):
         name, _, rest = text.partition(":")
         file = Path(rest if rest and name.replace("-", "").isalpha() and not places.exists(Path(text)) else text)
         kind = kinds.kind_of(file) if places.exists(file) and file.is_file() else kinds.EMPTY
