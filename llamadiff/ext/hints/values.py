@@ -66,7 +66,7 @@ def _mistakes(command: Any, given: Mapping[str, Any]) -> Iterator[str]:
     if name == "capture":
         yield from _names_of_traces(texts["output"], bool(given.get("nodes")))
     elif name != "tiny" and not given.get("force"):
-        read = [word for each, words in texts.items() if each != "output" for word in words]
+        read = [word.removeprefix("@") for each, words in texts.items() if each != "output" for word in words]
         yield from _written_over(texts.get("output", ()), read, "force" in labels)
 
 
