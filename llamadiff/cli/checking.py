@@ -13,7 +13,7 @@ import typer
 
 from llamadiff.cli.complaint import complain
 from llamadiff.cli.reports import Reports
-from llamadiff.judge.verdict import UNCHECKED, WRONG
+from llamadiff.judge.verdict import SEVERITY
 
 if TYPE_CHECKING:
     from llamadiff.result.comparison import Comparison
@@ -52,7 +52,7 @@ class Tally:
             self._put_annotations()
         found = Counter([*(result.verdict for _, result in self.results), *("refused" for _ in self.refused)])
         if found.total() > 1 and not self.reports.takes_standard_output:
-            some = [f"{found[what]} {what}" for what in (WRONG, UNCHECKED, "refused") if found[what]]
+            some = [f"{found[what]} {what}" for what in (*SEVERITY[:1:-1], "refused") if found[what]]
             typer.echo(f"{', '.join(some) or 'all right'}, of {found.total()}")
         for reason in (*(f"{path}: skipped, no .safetensors" for path in self.skipped), *dict(self.refused).values()):
             complain(reason)
