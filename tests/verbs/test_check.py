@@ -79,7 +79,7 @@ def faulty(small_model, tmp_path):
 
 def test_a_capture_is_checked_once(captures, monkeypatch):
     monkeypatch.chdir(captures)
-    found = traces_in([Path("a.safetensors"), captures, captures / ".." / captures.name / "b.safetensors"])
+    found, _ = traces_in([Path("a.safetensors"), captures, captures / ".." / captures.name / "b.safetensors"])
     assert [path.name for path in found] == ["a.safetensors", "b.safetensors"]
 
 

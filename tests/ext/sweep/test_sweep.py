@@ -226,7 +226,7 @@ def test_a_case_of_which_a_file_has_changed_is_run_again(tmp_path, monkeypatch):
         file.write_text("right", encoding="utf-8")
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("The fox\n", encoding="utf-8")
-    command_line, server = f"cmd: python {engine} {{tokens}}", "http://127.0.0.1:1"
+    command_line, server = f"cmd: python {engine} {{tokens}} {{out}}", "http://127.0.0.1:1"
     path = plan(tmp_path, models=["m.gguf"], prompts=["@prompt.txt"], candidates=["", command_line, server])
 
     def again() -> tuple[list[str], str]:
@@ -251,12 +251,12 @@ def test_a_case_of_which_a_file_has_changed_is_run_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "tells"),
     [
-        ("python engine.py {tokens}", True),
-        ("./engine {tokens}", True),
-        ("python -m engine model.gguf {tokens}", False),  # the module is not named
-        ("./run.sh {tokens}", False),  # what it runs is not
-        ("./run {tokens}", False),
-        ("an-engine-that-is-nowhere {tokens}", False),
+        ("python engine.py {tokens} {out}", True),
+        ("./engine {tokens} {out}", True),
+        ("python -m engine model.gguf {tokens} {out}", False),  # the module is not named
+        ("./run.sh {tokens} {out}", False),  # what it runs is not
+        ("./run {tokens} {out}", False),
+        ("an-engine-that-is-nowhere {tokens} {out}", False),
     ],
 )
 def test_of_a_command_it_is_known_what_it_runs_or_it_is_run_again(words, tells, tmp_path, monkeypatch):
