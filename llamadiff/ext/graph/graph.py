@@ -108,6 +108,12 @@ class Graph:
         views = [node for node in self.nodes if node.op == "VIEW" and node.view and node.view[0] in known]
         return {known[node.view[0]]: node for node in views if node.view}
 
+    def op_of(self, node: GraphNode) -> str:
+        """The op that makes a node's values: of one that shows another, which llama.cpp has no name for, that one's."""
+        shown = self.by_number.get(node.sources[0] or 0) if node.op in LOOKS and node.sources else None
+        is_named = shown is not None and shown.label is not None and "(" not in shown.label
+        return node.op if shown is None or is_named else self.op_of(shown)
+
     def inputs(self, label: str) -> list[str]:
         """The taps that a tap is computed from, following nodes that are no taps to their sources."""
         found: dict[str, None] = {}

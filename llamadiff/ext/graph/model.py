@@ -50,14 +50,14 @@ class GraphModel(Runnable):
         """A named node as a tap: the vocabulary's word where it has one, with the axes that the graph has."""
         known = taps.parse(label)
         if known is not None and known.causal:
-            return replace(known, kind=replace(known.kind, op=node.op))
+            return replace(known, kind=replace(known.kind, op=self.graph.op_of(node)))
         axes = [str(size) for size in tap_shape(node, len(self.graph.tokens))]
         if node.rows is not None:
             axes[node.rows] = ("token", "query")[node.rows]
         layer = taps.layer_of(label)
         word = label if layer is None else label.rsplit("-", 1)[0]
         unnamed = "(" in label  # nobody is asked to write these
-        kind = taps.Kind(word, node.op, "", tuple(axes), "", layered=layer is not None, optional=unnamed)
+        kind = taps.Kind(word, self.graph.op_of(node), "", tuple(axes), "", layered=layer is not None, optional=unnamed)
         return taps.Tap(kind, layer)
 
     @cached_property
