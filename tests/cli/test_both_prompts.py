@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from command import run
+from optional import needs_slices
 from typer.main import get_command
 
 from llamadiff.cli.app import app
@@ -51,6 +52,7 @@ def ways(name):
     return [each for each in words if name not in NEEDED or each[0] != "--output"]
 
 
+@needs_slices("loss", "port")
 def test_every_option_and_key_is_in_the_tables():
     assert len(PROMPTED) >= 6
     options = {option.opts[-1] for name in PROMPTED for option in COMMANDS[name].params if option.opts[0][0] == "-"}

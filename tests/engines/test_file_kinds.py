@@ -14,6 +14,7 @@ from models import other_files
 from models.gguf_file import finish
 from models.small import write_model
 from models.split import split_model
+from optional import needs_slices
 
 KINDS = {
     "adapter": (other_files.write_adapter, "a LoRA adapter", "llamadiff weights FILE MODEL"),
@@ -25,9 +26,9 @@ KINDS = {
 COMMANDS = [
     ["compare", "{file}", "--tokens", "1,2"], ["backend", "{file}", "--tokens", "1,2"],
     ["variants", "{file}", "--tokens", "1,2"], ["capture", "{file}", "--tokens", "1,2", "-o", "{here}/t.safetensors"],
-    ["taps", "{file}"], ["graph", "{file}"], ["weights", "{model}", "{file}"],
-    ["compare", "{model}", "--tokens", "1,2", "--candidate", "{file}"],
-    ["loss", "{file}", "{model}", "--tokens", "1,2"],
+    ["taps", "{file}"], ["graph", "{file}"], ["compare", "{model}", "--tokens", "1,2", "--candidate", "{file}"],
+    pytest.param(["weights", "{model}", "{file}"], marks=needs_slices("file")),
+    pytest.param(["loss", "{file}", "{model}", "--tokens", "1,2"], marks=needs_slices("loss")),
 ]  # fmt: skip
 
 
@@ -49,6 +50,7 @@ def test_another_kind_of_file_is_named_with_what_to_do(kind, words, model, tmp_p
     assert use in done.stderr
 
 
+@needs_slices("file")
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_tensors_can_be_looked_at(kind, model, tmp_path):
     write, name, _ = KINDS[kind]

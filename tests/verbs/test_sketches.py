@@ -11,6 +11,7 @@ import pytest
 from command import run
 from faulty import BUGS
 from llamaref import Engine
+from optional import needs_slices
 from places import ROOT
 from proof.injected.base import Injection
 from proof.injected.runs import record_faulty
@@ -158,7 +159,9 @@ def test_a_right_engine_is_right(small_model, recorded):
     assert max(row.ratio_to_noise or 0 for row in result.rows) < at_most(4)
 
 
-@pytest.mark.parametrize(("factor", "verdict"), [(0.125, "match"), (0.3, "wrong")])
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [pytest.param(0.125, "match", marks=needs_slices("explain")), (0.3, "wrong")]
+)
 def test_a_choice_that_cancels_is_known_without_the_baselines_tensors(factor, verdict, small_model, recorded):
     """The attention scale is in Q; another factor is no choice."""
     own = record(Engine(small_model("llama")), TOKENS, "my engine")
