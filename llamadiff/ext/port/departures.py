@@ -70,15 +70,17 @@ def departures(
 def ends_of(graph: Graph, n_layer: int) -> dict[int, int]:
     """Nodes that are what a layer reads, by its number; after the last, what the head reads, and the logits.
 
-    They are called so, or else are what alone leads from one layer's tensors to the next one's.
+    They are called so, or else are what alone leads from one layer's tensors to the next one's; the first always,
+    since embeddings may be scaled, normalised or given positions before it (bloom).
     """
-    last = graph.nodes[-1]
-    names = {0: taps.input_of(0, graph.labelled), **{i + 1: f"{taps.RESIDUAL}-{i}" for i in range(n_layer)}}
+    last, between = graph.nodes[-1], dict(_between_layers(graph, n_layer))
+    names = {i + 1: f"{taps.RESIDUAL}-{i}" for i in range(n_layer)}
     if names[n_layer] not in graph.labelled and FINAL_NORM in graph.labelled:
         names[n_layer] = FINAL_NORM  # what gets two names in llama.cpp keeps the later one
-    found = {graph.labelled[name].number: layer for layer, name in names.items() if name in graph.labelled}
+    found = {number: layer for number, layer in between.items() if layer == 0}
+    found |= {graph.labelled[name].number: layer for layer, name in names.items() if name in graph.labelled}
     if len(found) <= n_layer:
-        found = dict(_between_layers(graph, n_layer))
+        found = between
     return found if last.number in found else {**found, last.number: n_layer + 1}
 
 
