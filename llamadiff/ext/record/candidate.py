@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -48,7 +48,7 @@ def files(spec: str) -> Iterator[Path]:
 def open_source(spec: str) -> CandidateSource:
     """The program, which is run once the tokens are known. Raises UserError where it cannot be recorded."""
     words = _words(spec)
-    if sys.platform != "linux":
+    if platform.system() != "Linux":
         raise UserError(f"{PREFIX} needs Linux; docs/writing-a-trace.md says how an engine writes what it computes")
     missing = [name for name in ("frida", "elftools") if find_spec(name) is None]
     if missing:
