@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
+import mmap
 from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
 _POINTER = ctypes.c_void_p
-PAGE = os.sysconf("SC_PAGE_SIZE")
+PAGE = mmap.PAGESIZE
 _AT_ONCE = 1024  # vectors of one call: IOV_MAX
 
 
@@ -68,7 +68,8 @@ class ProcessMemory:
         firsts = np.flatnonzero(np.diff(pages, prepend=-2) != 1) if len(pages) else pages
         with suppress(OSError), open(f"/proc/{self._process}/pagemap", "rb", buffering=0) as table:
             for first, last in zip(firsts, [*firsts[1:], len(pages)], strict=False):
-                entries = np.frombuffer(os.pread(table.fileno(), 8 * (last - first), 8 * int(pages[first])), np.uint64)
+                table.seek(8 * int(pages[first]))
+                entries = np.frombuffer(table.read(8 * int(last - first)), np.uint64)
                 out[first : first + len(entries)] = entries >> 62 > 0  # in memory, or swapped out
         return out
 

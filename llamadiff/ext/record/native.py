@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import select
 import struct
-from contextlib import suppress
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,10 @@ class Recorder:
         agent: Any = script.exports_sync
         found = self._functions(agent, path)
         pipes = [self._folder / name for name in ("told", "heard")]
-        for pipe in pipes:
-            os.mkfifo(pipe, 0o600)
-        self._told, self._heard = (os.open(pipe, os.O_RDWR | os.O_CLOEXEC) for pipe in pipes)
+        if sys.platform != "win32":
+            for pipe in pipes:
+                os.mkfifo(pipe, 0o600)
+        self._told, self._heard = (os.open(pipe, os.O_RDWR) for pipe in pipes)
         own, found = len(found), [*found, *agent.imports(str(path.parent), CALLED)][:FUNCTIONS]
         refused = agent.stop_at(*map(str, pipes), [address for _, address in found], own)
         agent.tell_end()
@@ -99,12 +100,20 @@ class Recorder:
                     continue
                 os.write(self._heard, self._stop(function, leaves) if process == self._process else b"m")
                 continue
-            with suppress(ChildProcessError):
+            ended = self._ended(code)
+            if ended is not None:
+                return ended
+
+    def _ended(self, code: int) -> int | None:
+        """The program's return code, or ``code`` where somebody else has waited for it; None while it runs."""
+        if sys.platform != "win32":
+            try:
                 process, status = os.waitpid(self._process, os.WNOHANG)
-                if process:
-                    return os.waitstatus_to_exitcode(status)
-                continue
-            return code  # somebody else has waited for it
+            except ChildProcessError:
+                return code
+            if process:
+                return os.waitstatus_to_exitcode(status)
+        return None
 
     def _stop(self, function: int, leaves: int) -> bytes:
         spans = self._changes.look()
