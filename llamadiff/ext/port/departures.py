@@ -73,17 +73,16 @@ def ends_of(graph: Graph, n_layer: int) -> dict[int, int]:
     They are called so, or else are what alone leads from one layer's tensors to the next one's; the first also where
     that is computed from what is called so: embeddings may be normalised before it (bloom).
     """
-    last, between = graph.nodes[-1], dict(_between_layers(graph, n_layer))
+    last, (first, _) = graph.nodes[-1], next(_between_layers(graph, n_layer))
     names = {0: taps.input_of(0, graph.labelled), **{i + 1: f"{taps.RESIDUAL}-{i}" for i in range(n_layer)}}
     if names[n_layer] not in graph.labelled and FINAL_NORM in graph.labelled:
         names[n_layer] = FINAL_NORM  # what gets two names in llama.cpp keeps the later one
     found = {graph.labelled[name].number: layer for layer, name in names.items() if name in graph.labelled}
-    first = next((number for number, layer in between.items() if layer == 0), None)
     begins = next((number for number, layer in found.items() if layer == 0), None)
-    if first is not None and begins in reached([first], lambda number: _read_by(graph, number)):
+    if begins in reached([first], lambda number: _read_by(graph, number)):
         found = {first if number == begins else number: layer for number, layer in found.items()}
     if len(found) <= n_layer:
-        found = between
+        found = dict(_between_layers(graph, n_layer))
     return found if last.number in found else {**found, last.number: n_layer + 1}
 
 

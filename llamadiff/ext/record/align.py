@@ -141,6 +141,8 @@ class _Alignment:
         for tap in model.taps:
             for each in model.inputs(tap):
                 self._consumers[each].append(tap.name)
+        mixing = [number for number, tap in enumerate(model.taps) if tap.causal]
+        self._tail = {tap.name for tap in model.taps[mixing[-1] if mixing else -1 :]}
         self._rows: dict[str, Rows] = {}
         self._starts: list[tuple[int, Any, Any]] = []  # of each part: the taps before it, its input, and the cache
         self._limit, self._orders = np.inf, dict[int, int]()
@@ -204,18 +206,21 @@ class _Alignment:
             rows = self._rows.get(name)
             close = rows.close(self._limit) if rows else set[int]()
             answered = any(each in testifies for each in self._consumers[name])
-            if (rows and len(close) == len(rows.values)) or (answered and not (rows and rows.places)):
+            needed = self._needed(name)
+            if (rows and close >= needed) or (answered and not (rows and rows.places)):
                 testifies.add(name)
-            elif rows and not answered and len(close | {*self._placed.get(name, {})}) < len(rows.values):
+            elif rows and not answered and not close | {*self._placed.get(name, {})} >= needed:
                 dark.append(name)
         return dark[::-1]
 
+    def _needed(self, name: str) -> set[int]:
+        """The rows that a program must have: behind the last attention those of the last token alone are read."""
+        last = len(self._tokens) - 1
+        return {last} if name in self._tail else {*range(last + 1)}
+
     def _place(self, name: str) -> Placed | None:
         """What can be taken for the values of a tap that is wrong: what is computed from them is there."""
-        likely = self._likely(name)
-        if not self._after(name):  # nothing is computed from it: the one that is most like it
-            return next(({name: each} for each in likely), None)
-        return self._best({name: each} for each in likely)
+        return self._best({name: each} for each in self._likely(name))
 
     def _place_two(self, name: str, given_up: set[str]) -> Placed | None:
         """The same of two taps that are both wrong, such as Q and K."""

@@ -79,7 +79,7 @@ def _load(words: Sequence[str], context: Context) -> Trace:
     said = {"name": Path(words[0]).name, "version": "as it is", **_said(found.rows, log, search)}
     if found.nowhere is not None:
         rows = found.rows[found.nowhere]
-        lacking = next(row for row in range(len(rows.values)) if row not in rows.places)
+        lacking = max(row for row in range(len(rows.values)) if row not in rows.places)
         said[NOWHERE] = f"{found.nowhere}, token {lacking}"
     return as_trace(found.rows, context, said)
 

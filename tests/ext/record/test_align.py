@@ -29,9 +29,12 @@ HEAP = 0x10000
 class Writes(Tap):
     """A program that keeps each kind of value in a buffer of its own, for all layers, in some dtype and order."""
 
-    def __init__(self, log: LogWriter, dtype: str, halves: int = 0) -> None:
-        """``halves``: the width of heads that are kept as two halves."""
+    def __init__(self, log: LogWriter, dtype: str, halves: int = 0, last_only: bool = False, logits: float = 1) -> None:
+        """``halves``: the width of heads that are kept as two halves; ``last_only``: what the last layer's attention is
+        followed by is there for the last token alone; ``logits``: a factor of theirs.
+        """
         self._log, self._dtype, self._halves = log, dtype, halves
+        self._last_only, self._logits = last_only, logits
         self._buffers: dict[str, int] = {}
 
     def __call__(self, name, x):
@@ -42,6 +45,8 @@ class Writes(Tap):
         if self._halves and word in ("Qcur_proj", "Kcur_proj", "Qcur_rope", "Kcur_rope"):
             heads = own.reshape(len(own), -1, self._halves)
             own = np.concatenate([heads[..., 0::2], heads[..., 1::2]], axis=-1)
+        if self._last_only and (name.startswith("result_") or name in ("ffn_out-1", "l_out-1")):
+            own = own[-1:] * np.float32(self._logits if name == "result_output" else 1)
         raw = STORED[self._dtype](own)
         address = self._buffers.setdefault(word, HEAP * (1 + len(self._buffers)))
         words = np.frombuffer(raw + bytes(-len(raw) % 4), "<u4")
@@ -49,11 +54,11 @@ class Writes(Tap):
         return x
 
 
-def logged(folder: Path, dtype: str = "f32", maths=ops, halves: bool = False) -> tuple[Model, Search]:
+def logged(folder: Path, dtype: str = "f32", maths=ops, halves: bool = False, **more: object) -> tuple[Model, Search]:
     """A model, and what an engine wrote when it ran its tokens."""
     engine = Engine(write_model(folder / "m.gguf"), maths=maths)
     writer = LogWriter(folder)
-    step = engine.step(list(TOKENS), tap=Writes(writer, dtype, halves * engine.config.head_k))
+    step = engine.step(list(TOKENS), tap=Writes(writer, dtype, halves * engine.config.head_k, **more))
     program, x = Model(folder / "m.gguf"), None
     program.engine = engine
     for part in program.parts(TOKENS):
@@ -88,6 +93,15 @@ def test_values_that_are_wrong_are_found_by_what_follows_from_them(wrong, places
     off = {name.partition("-")[0] for name, each in rows.items() if any(f.nmse > 1e-9 for f in each.places.values())}
     assert off == places
     assert all(len(each.places) == len(TOKENS) for each in rows.values())
+
+
+@pytest.mark.parametrize(("logits", "nowhere"), [(1.0, None), (0.5, "result_output")])
+def test_a_program_that_needs_the_last_token_alone_in_the_end_is_not_accused(logits, nowhere, tmp_path):
+    """Of logits that nothing follows from nothing is taken by its place."""
+    model, search = logged(tmp_path, last_only=True, logits=logits)
+    found = align(model, search, TOKENS)
+    assert found.nowhere == nowhere
+    assert max(each.nmse for rows in found.rows.values() for each in rows.places.values()) < 1e-11
 
 
 def test_what_was_never_written_is_nowhere(tmp_path):
