@@ -66,14 +66,14 @@ def carry_out(spec: str, context: Context, out: Path, steps: str = "") -> None:
     _run_command(arguments, out.with_name("log"), context.timeout)
 
 
-def words_of(spec: str) -> list[str]:
-    """The words of a command. Raises UserError if there are none."""
+def words_of(spec: str, prefix: str = PREFIX) -> list[str]:
+    """The words of a command behind a prefix. Raises UserError if there are none."""
     try:
-        words = split_line(spec.removeprefix(PREFIX))
+        words = split_line(spec.removeprefix(prefix))
     except ValueError as error:
         raise UserError(f"--candidate {spec}: {error}") from None
     if not words:
-        raise UserError(f"--candidate {spec}: no command; expected cmd: ./engine --tokens {{tokens}} --dump {{out}}")
+        raise UserError(f"--candidate {spec}: no command; expected {prefix} ./engine and its arguments")
     return words
 
 

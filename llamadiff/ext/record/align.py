@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice, product
@@ -28,7 +28,7 @@ BEYOND = 4  # taps after one by which it is verified
 ROUNDING = 1e-11, 1e3  # NMSE of a row that float32 leaves; and how much more than others a right row may have
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rows:
     """A tap's rows: as they were found or, where they were not, computed.
 
@@ -58,14 +58,14 @@ class Aligner(EngineTap):
     otherwise, or is wrong, is followed. ``placed``: values of rows that are wrong, by tap, taken for the program's own.
     """
 
-    def __init__(
-        self, model: Runnable, find: Callable[[Array], Found | None], limit: float, placed: Placed,
-        orders: dict[int, int], last: str = "",
-    ) -> None:  # fmt: skip
-        """``limit``: the NMSE of a row that is gone on with; ``last``: the tap after which no more is computed."""
-        self._find, self._limit, self._placed, self._last = find, limit, placed, last
+    def __init__(self, model: Runnable, search: Search, limit: float, placed: Placed, last: str = "") -> None:
+        """``limit``: the NMSE of a row that is gone on with.
+
+        ``last``: the tap after which no more is computed: a try, for which rows are sought where others were found.
+        """
+        self._search, self._limit, self._placed, self._last = search, limit, placed, last
+        self._find = search.find_close if last else search.find
         self._model, self._taps = model, {tap.name: tap for tap in model.taps}
-        self._orders = orders  # by how many there are, the one that was met last
         self.rows: dict[str, Rows] = {}
 
     def __call__(self, name: str, x: Array) -> Array:
@@ -89,30 +89,32 @@ class Aligner(EngineTap):
         return Rows(tap, flat.reshape(x.shape), places, {r: e for r, e in found.items() if r not in places}, order)
 
     def _found_in_order(self, tap: Tap, flat: Array) -> tuple[Order | None, dict[int, Found]]:
-        """The order in which most rows are found, and what is found; values are the row's that is most like them."""
-        best: tuple[Order | None, dict[int, Found]] = None, {}
+        """The order in which most rows are found, and what is found."""
         orders = [*orders_of(tap, self._model, flat.shape[1])]
-        for number in sorted(range(len(orders)), key=lambda number: number != self._orders.get(len(orders), 0)):
-            order = orders[number]
-            rows = flat if order is None else flat[:, order]
-            found = {row: each for row, sought in enumerate(rows) if (each := self._find(sought)) is not None}
-            by_values = dict[bytes, list[int]]()
-            for row in sorted(found, key=lambda row: found[row].nmse):
-                by_values.setdefault(found[row].values.tobytes(), []).append(row)
-            for first, *others in by_values.values():
-                for other in others:
-                    if found[other].nmse > 10 * found[first].nmse + EXACT:
-                        del found[other]
-            if order is not None:
-                found = {row: replace(each, values=back(each.values, order)) for row, each in found.items()}
+        usual = self._search.order if len(orders) > 1 else 0
+        best: tuple[Order | None, dict[int, Found]] = orders[usual], {}
+        for number in sorted(range(len(orders)), key=lambda number: number != usual):
+            found = self._found_rows(flat, orders[number])
             if len(found) > len(best[1]):
-                best = order, found
-                self._orders[len(orders)] = number
+                best = orders[number], found
+                self._search.order = number if len(orders) > 1 else self._search.order
             if len(found) == len(flat):
                 break
-        if not best[1] and len(orders) > 1:
-            return orders[self._orders.get(len(orders), 0)], {}
         return best
+
+    def _found_rows(self, flat: Array, order: Order | None) -> dict[int, Found]:
+        """What is found of rows in an order; the same values are those of the row alone that is most like them."""
+        rows = flat if order is None else flat[:, order]
+        found = {row: each for row, sought in enumerate(rows) if (each := self._find(sought)) is not None}
+        least = dict[bytes, float]()
+        for each in found.values():
+            values = each.values.tobytes()
+            least[values] = min(each.nmse, least.get(values, each.nmse))
+        return {
+            row: each if order is None else replace(each, values=back(each.values, order))
+            for row, each in found.items()
+            if each.nmse <= 10 * least[each.values.tobytes()] + EXACT
+        }
 
 
 @dataclass(frozen=True)
@@ -145,23 +147,23 @@ class _Alignment:
         self._tail = {tap.name for tap in model.taps[mixing[-1] if mixing else -1 :]}
         self._rows: dict[str, Rows] = {}
         self._starts: list[tuple[int, Any, Any]] = []  # of each part: the taps before it, its input, and the cache
-        self._limit, self._orders = np.inf, dict[int, int]()
+        self._limit = np.inf
 
     def run(self) -> dict[str, Rows]:
         self._go_on(0)
         self._limit = self._rounding()
         self._go_on(0)
-        given_up = set[str]() if self._limit <= PLAIN else set(self._rows)
-        while (dark := self._first_dark(given_up)) is not None:
-            placed = self._place(dark) or self._place_two(dark, given_up)
+        unplaced = set[str]() if self._limit <= PLAIN else set(self._rows)
+        while (dark := self._first_dark(unplaced)) is not None:
+            placed = self._place(dark) or self._place_two(dark, unplaced)
             if placed is None:
-                given_up.add(dark)
+                unplaced.add(dark)
             else:
                 for name, some in placed.items():
                     self._placed[name] = {**self._placed.get(name, {}), **some}
                 self._go_on(self._part_of(dark))
                 words = {self._rows[name].tap.kind.word for name in placed}  # in other layers it may be known now
-                given_up = {name for name in given_up if self._rows[name].tap.kind.word not in words}
+                unplaced = {name for name in unplaced if self._rows[name].tap.kind.word not in words}
         return self._rows
 
     def _go_on(self, part: int) -> None:
@@ -169,7 +171,7 @@ class _Alignment:
         del self._starts[part + 1 :]
         count, x, cache = self._starts[part] if part else (0, None, None)
         self._rows = dict(list(self._rows.items())[:count])
-        aligner = Aligner(self._model, self._search.find, self._limit, self._placed, self._orders)
+        aligner = Aligner(self._model, self._search, self._limit, self._placed)
         step = self._step(aligner, cache)
         if not part:
             self._starts = []
@@ -192,9 +194,9 @@ class _Alignment:
         place = list(self._rows).index(name)
         return max(number for number, (count, _, _) in enumerate(self._starts) if count <= place)
 
-    def _first_dark(self, given_up: set[str]) -> str | None:
+    def _first_dark(self, unplaced: set[str]) -> str | None:
         """The first tap that is not all there, and whose absence nothing that is there answers for."""
-        return next((name for name in self.dark() if name not in given_up), None)
+        return next((name for name in self.dark() if name not in unplaced), None)
 
     def dark(self) -> list[str]:
         """Taps of which rows are not there or not right, where nothing that is computed from them says that they are.
@@ -222,10 +224,10 @@ class _Alignment:
         """What can be taken for the values of a tap that is wrong: what is computed from them is there."""
         return self._best({name: each} for each in self._likely(name))
 
-    def _place_two(self, name: str, given_up: set[str]) -> Placed | None:
+    def _place_two(self, name: str, unplaced: set[str]) -> Placed | None:
         """The same of two taps that are both wrong, such as Q and K."""
         follows = self._following(name)
-        other = next((each for each in self.dark() if each != name and each not in given_up | follows), None)
+        other = next((each for each in self.dark() if each != name and each not in unplaced | follows), None)
         if other is None or other not in self._after(name):
             return None
         one, two = (list(islice(self._likely(each), PAIRS)) for each in (name, other))
@@ -243,11 +245,11 @@ class _Alignment:
 
     def _following(self, name: str) -> set[str]:
         """All taps that are computed from one."""
-        found, open_ = set[str](), [name]
-        while open_:
-            new = set(self._consumers[open_.pop()]) - found
+        found, waiting = set[str](), [name]
+        while waiting:
+            new = set(self._consumers[waiting.pop()]) - found
             found |= new
-            open_ += new
+            waiting += new
         return found
 
     def _best(self, tries: Iterable[Placed]) -> Placed | None:
@@ -270,8 +272,7 @@ class _Alignment:
         if not after:
             return set()
         tried = {name: {**self._placed.get(name, {}), **rows} for name, rows in placed.items()}
-        placed_now = {**self._placed, **tried}
-        aligner = Aligner(self._model, self._search.find_close, self._limit, placed_now, self._orders, after[-1])
+        aligner = Aligner(self._model, self._search, self._limit, {**self._placed, **tried}, after[-1])
         part = min(self._part_of(name) for name in placed)
         _, x, cache = self._starts[part]
         step = self._step(aligner, cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import subprocess
 import time
@@ -14,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from llamadiff.candidates.command import tail_of
+from llamadiff.candidates.command import tail_of, words_of
 from llamadiff.candidates.source import CandidateSource, Context
 from llamadiff.ext.record.align import Rows, align
 from llamadiff.ext.record.log import Log
 from llamadiff.ext.record.search import Memory, Search
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system import python_child
-from llamadiff.system.commands import split_line
 from llamadiff.system.errors import UserError
 from llamadiff.system.python_child import how_it_ended
 from llamadiff.system.supervised import supervise
@@ -32,7 +32,10 @@ PREFIX = "record:"
 NOWHERE = "nowhere"  # the key of a producer: the first values that were not in its memory
 FEW = 3  # taps that are named
 MOST = 1 << 30  # bytes of a program's writes that are kept
-DTYPES = {"f16": "f16", "bf16": "bf16"}  # of which a trace says that values had so many bits
+SHORT = ("f16", "bf16")  # dtypes of which a trace says that values had them
+ELF = b"\x7fELF"  # how a compiled program begins
+_INTERPRETER = re.compile(r"(python|node|java|perl|ruby|bash|dash|sh)[0-9.]*")
+WRITER = "docs/engines.md says how an engine writes what it computes"
 
 
 def matches(spec: str) -> bool:
@@ -42,55 +45,47 @@ def matches(spec: str) -> bool:
 
 def files(spec: str) -> Iterator[Path]:
     """The files that its words name."""
-    return (path for word in _words(spec) if (path := Path(word)).name and path.is_file())
+    return (path for word in words_of(spec, PREFIX) if (path := Path(word)).name and path.is_file())
 
 
 def open_source(spec: str) -> CandidateSource:
     """The program, which is run once the tokens are known. Raises UserError where it cannot be recorded."""
-    words = _words(spec)
+    program, *arguments = words_of(spec, PREFIX)
     if platform.system() != "Linux":
-        raise UserError(f"{PREFIX} needs Linux; docs/writing-a-trace.md says how an engine writes what it computes")
+        raise UserError(f"{PREFIX} needs Linux; {WRITER}")
     missing = [name for name in ("frida", "elftools") if find_spec(name) is None]
     if missing:
         raise UserError(f"--candidate {PREFIX}: {missing[0]} is missing: pip install frida pyelftools")
-    return CandidateSource(partial(_load, words))
-
-
-def _words(spec: str) -> list[str]:
-    try:
-        words = split_line(spec.removeprefix(PREFIX))
-    except ValueError as error:
-        raise UserError(f"--candidate {spec}: {error}") from None
-    if not words:
-        raise UserError(f"--candidate {spec}: no program; expected record: ./engine and its own words")
-    return words
+    found = shutil.which(program)
+    if found is None:
+        raise UserError(f"{program}: cannot be run (no such program)")
+    with open(found, "rb") as file:
+        is_compiled = file.read(len(ELF)) == ELF
+    if not is_compiled or _INTERPRETER.fullmatch(Path(found).resolve().name):
+        raise UserError(f"{program}: runs a script, and only a compiled program is recorded; {WRITER}")
+    return CandidateSource(partial(_load, [found, *arguments]))
 
 
 def _load(words: Sequence[str], context: Context) -> Trace:
+    name = Path(words[0]).name
     with scratch_directory() as place:
-        folder = Path(place)
-        context.progress(f"running {words[0]}")
-        log = run_program(words, folder, context.timeout)
-        if not len(log.spans):
-            raise UserError(f"{words[0]}: none of its {len(log.about['functions'])} functions was called")
+        context.progress(f"running {name}")
+        log = run_program(words, Path(place), context.timeout)
         context.progress("looking for its values")
         search = Search(Memory(log))
         found = align(context.model, search, context.tokens)
-    said = {"name": Path(words[0]).name, "version": "as it is", **_said(found.rows, log, search)}
+    producer: dict[str, Any] = {"name": name, "version": "as it is", "stops": log.stops, "dtype": search.dtypes[0]}
     if found.nowhere is not None:
         rows = found.rows[found.nowhere]
         lacking = max(row for row in range(len(rows.values)) if row not in rows.places)
-        said[NOWHERE] = f"{found.nowhere}, token {lacking}"
-    return as_trace(found.rows, context, said)
+        producer[NOWHERE] = f"{found.nowhere}, token {lacking}"
+    return as_trace(found.rows, context, producer)
 
 
 def run_program(words: Sequence[str], folder: Path, timeout: float) -> Log:
     """Run a program with its memory looked at -> the log. Raises UserError if it cannot be run, fails or hangs."""
     output = folder / "output"
-    program = shutil.which(words[0])
-    if program is None:
-        raise UserError(f"{words[0]}: cannot be run (no such program)")
-    command = python_child.command("llamadiff.ext.record.native", str(folder), str(MOST), program, *words[1:])
+    command = python_child.command("llamadiff.ext.record.native", str(folder), str(MOST), *words)
     until = time.monotonic() + timeout
     with output.open("wb") as stream:
         streams = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
@@ -102,10 +97,12 @@ def run_program(words: Sequence[str], folder: Path, timeout: float) -> Log:
     if not (folder / "about").exists():
         raise UserError(f"{words[0]}: its recording died{tail_of(output)}")
     log = Log(folder)
-    if "error" in log.about:
-        raise UserError(f"{words[0]}: cannot be run ({log.about['error']})")
-    if log.about["code"]:
-        raise UserError(f"{words[0]}: {how_it_ended(log.about['code'])}{tail_of(output)}")
+    if log.error:
+        raise UserError(f"{words[0]}: cannot be recorded ({log.error})")
+    if log.code:
+        raise UserError(f"{words[0]}: {how_it_ended(log.code)}{tail_of(output)}")
+    if log.words.nbytes > MOST:
+        raise UserError(f"{words[0]}: wrote more than {MOST >> 30} GiB; let it generate one token, of a shorter prompt")
     return log
 
 
@@ -124,23 +121,18 @@ def as_trace(rows: Mapping[str, Rows], context: Context, producer: Mapping[str, 
             there = np.isin(np.arange(len(each.values)), list(each.places))
             known[name] = np.broadcast_to(there.reshape(-1, *[1] * (each.values.ndim - 1)), each.values.shape)
             arrays[name] = np.where(known[name], arrays[name], 0)
-        if (dtype := DTYPES.get(next(iter(each.places.values())).place.dtype)) is not None:
+        if (dtype := next(iter(each.places.values())).place.dtype) in SHORT:
             kept[name] = dtype
     n = len(context.tokens)
     info = Info(context.tokens, tuple(range(n)), min(context.n_prefill or n, n), None, {**producer}, {})
-    printed = Printed(notes=(_told(rows),))
+    printed = Printed(notes=(_coverage_note(rows),))
     return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known, kept=kept, printed=printed)
 
 
-def _told(rows: Mapping[str, Rows]) -> str:
+def _coverage_note(rows: Mapping[str, Rows]) -> str:
     """What was found, and the first taps that were not."""
     count, every = sum(len(each.places) for each in rows.values()), sum(len(each.values) for each in rows.values())
     lacking = [name for name, each in rows.items() if len(each.places) < len(each.values)]
     says = f"{count} of {every} rows of its taps lay in its memory"
     more = f" and {len(lacking) - FEW} more" if len(lacking) > FEW else ""
     return says + (f"; not all of {', '.join(lacking[:FEW])}{more}" if lacking else "")
-
-
-def _said(rows: Mapping[str, Rows], log: Log, search: Search) -> dict[str, Any]:
-    places = [each for some in rows.values() for each in some.places.values()]
-    return {"stops": len(log.stops), "rows": len(places), "dtype": search.dtypes[0]}

@@ -18,10 +18,10 @@ from llamadiff.ext.record.changes import Changes
 from llamadiff.ext.record.log import LogWriter
 from llamadiff.ext.record.memory import ProcessMemory, Words
 
-ENDS = (1 << 32) - 1  # in place of a function's number: the program ends, with a code in place of the next
+END = (1 << 32) - 1  # in place of a function's number: the program ends, with a code in place of the next
 UNKNOWN = 255  # the code of one that ended without a word
 USUAL = 2.0**-40, 2.0**40  # sizes of values
-STOP = struct.Struct("<4I")  # agent.js: function, whether it returns, thread, process
+STOP = struct.Struct("<4I")  # agent.js: function, or END and the code; process
 USELESS = 512, 1 << 13  # stops at a function in turn without a row's words: it is left alone; after some, later
 ROW = 8  # words
 FUNCTIONS = 1 << 16
@@ -37,10 +37,14 @@ def main(folder: str, most: str, *program: str) -> None:
     import frida
 
     recorder = Recorder(Path(folder), int(most))
+    cannot = (
+        frida.ExecutableNotFoundError, frida.ExecutableNotSupportedError, frida.NotSupportedError, frida.TransportError,
+        frida.PermissionDeniedError, frida.ProcessNotFoundError, frida.ProcessNotRespondingError, frida.TimedOutError,
+    )  # fmt: skip
     try:
-        recorder.run(program)
-    except (frida.ExecutableNotFoundError, frida.NotSupportedError, frida.PermissionDeniedError) as error:
-        recorder.log.close([], {"error": str(error)})
+        recorder.log.close(recorder.run(program))
+    except cannot as error:
+        recorder.log.close(error=str(error))
 
 
 class Recorder:
@@ -52,8 +56,8 @@ class Recorder:
         self._useless = dict[int, int]()  # function -> stops in turn at which nothing had been written
         self._useful = set[int]()  # functions at which something had
 
-    def run(self, program: tuple[str, ...]) -> None:
-        """Until the program has ended. Raises what frida does where it cannot be started."""
+    def run(self, program: tuple[str, ...]) -> int:
+        """Until the program has ended -> its return code. Raises what frida does where it cannot be started."""
         import frida
 
         device = frida.get_local_device()
@@ -64,41 +68,35 @@ class Recorder:
         script.load()
         agent: Any = script.exports_sync
         found = self._functions(agent, path)
-        pipes = [self._folder / name for name in ("told", "heard")]
+        pipes = [self._folder / name for name in ("messages", "replies")]
         if sys.platform != "win32":
             for pipe in pipes:
                 os.mkfifo(pipe, 0o600)
-        self._told, self._heard = (os.open(pipe, os.O_RDWR) for pipe in pipes)
-        own, found = len(found), [*found, *agent.imports(str(path.parent), CALLED)][:FUNCTIONS]
-        refused = agent.stop_at(*map(str, pipes), [address for _, address in found], own)
-        agent.tell_end()
+        self._messages, self._replies = (os.open(pipe, os.O_RDWR) for pipe in pipes)
+        called = agent.imports(str(path.parent), CALLED)
+        agent.stop_at(*map(str, pipes), [*found, *called][:FUNCTIONS], len(found))
         memory = ProcessMemory(process, str(path.parent))
         memory.leave_out()
         self._process, self._changes = process, Changes(memory)
         device.resume(process)
-        code = self._follow()
-        names = [name for name, _ in found]
-        self.log.close(names, {"code": code, "refused": [names[number] for number, _ in refused]})
+        return self._follow()
 
-    def _functions(self, agent: Any, path: Path) -> list[tuple[str, str]]:
-        """Names and addresses of the program's own functions; of a stripped one, of those that can be unwound."""
-        named = [(name, address) for name, address, _ in agent.functions(str(path.parent)) if not name.startswith("_")]
-        if not named:
-            base = next(each[1] for each in agent.modules() if Path(each[0]) == path)
-            named = [(f"function at {start:#x}", hex(int(base, 16) + start)) for start in unwound(path)]
-        return named[:FUNCTIONS]
+    def _functions(self, agent: Any, path: Path) -> list[str]:
+        """Addresses of the program's own functions; of a stripped one, of those that can be unwound."""
+        base, named = agent.functions(str(path.parent))
+        return [*named, *([] if named else (hex(int(base, 16) + start) for start in unwound(path)))][:FUNCTIONS]
 
     def _follow(self) -> int:
         """Look at memory at each stop, until the program ends -> its return code."""
         code = UNKNOWN
         while True:
-            ready, _, _ = select.select([self._told], [], [], SOON)
+            ready, _, _ = select.select([self._messages], [], [], SOON)
             if ready:
-                function, leaves, _, process = STOP.unpack(os.read(self._told, STOP.size))
-                if function == ENDS:
+                function, leaves, process, _ = STOP.unpack(os.read(self._messages, STOP.size))
+                if function == END:
                     code = leaves
                     continue
-                os.write(self._heard, self._stop(function, leaves) if process == self._process else b"m")
+                os.write(self._replies, self._stop(function) if process == self._process else b"m")
                 continue
             ended = self._ended(code)
             if ended is not None:
@@ -115,9 +113,9 @@ class Recorder:
                 return os.waitstatus_to_exitcode(status)
         return None
 
-    def _stop(self, function: int, leaves: int) -> bytes:
+    def _stop(self, function: int) -> bytes:
         spans = self._changes.look()
-        self.log.add_stop(function, leaves, spans)
+        self.log.add_stop(spans)
         wrote = any(not span.stack and len(span.words) >= ROW and _may_be_values(span.words) for span in spans)
         self._useless[function] = 0 if wrote else self._useless.get(function, 0) + 1
         self._useful |= {function} if wrote else set()

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.ext.record.orders import back
-from llamadiff.ext.record.search import Found, Search
+from llamadiff.ext.record.search import DTYPES, Found, Search
 from llamadiff.trace.taps import Tap
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class _Places:
         yield partial(at, there=lambda _, its: its + address - beside)  # as far from its input
 
     def _size(self, row: int) -> int:
-        return int(self._sought.values[row].size) * {"f32": 4, "f64": 8}.get(self._dtype, 2)
+        return int(self._sought.values[row].size) * DTYPES[self._dtype].size
 
     def _read(self, row: int, address: int, stop: int) -> Found | None:
         order = self._sought.order

@@ -90,13 +90,11 @@ DTYPES = {
 
 
 class Memory:
-    """What was in a program's memory at each stop, and the words that were written from stop ``since`` on, by value."""
+    """What was in a program's memory at each stop, and all words that were written, by value."""
 
-    def __init__(self, log: Log, since: int = 0) -> None:
-        self.log, self.since = log, since
+    def __init__(self, log: Log) -> None:
+        self.log = log
         self._kept: dict[int, tuple[Indices, Words]] = {}
-        self._first = int(np.searchsorted(log.spans["stop"], since))  # spans are in order of stops
-        self._offset = int(log.starts[self._first])
 
     @cached_property
     def ordered(self) -> Words:
@@ -105,7 +103,7 @@ class Memory:
 
     @cached_property
     def _order(self) -> Indices:
-        return np.argsort(self.ordered[self._offset :], kind="stable") + self._offset
+        return np.argsort(self.ordered, kind="stable")
 
     @cached_property
     def _sorted(self) -> Words:
@@ -117,12 +115,8 @@ class Memory:
 
     def at(self, words: Indices) -> tuple[Indices, Indices]:
         """The addresses of logged words, and the numbers of their spans."""
-        spans = self.span_of(words)
+        spans = np.searchsorted(self.log.starts, words, "right") - 1
         return self._starts[spans] + 4 * (words - self.log.starts[spans]), spans
-
-    def span_of(self, words: Indices) -> Indices:
-        """The number of the span that each logged word is of."""
-        return np.searchsorted(self.log.starts, words, "right") - 1
 
     def read(self, address: int, size: int, stop: int) -> bytes:
         """What lay at an address when the program had come to a stop; zeros where nothing was ever written."""
@@ -190,11 +184,14 @@ def _ordered(words: Words) -> Words:
 
 
 class Search:
-    """Finds rows in a memory, in the dtypes first in which others were found."""
+    """Finds rows in a memory, in the dtypes first in which others were found.
+
+    ``order``: the number of the order of RoPE's pairs in which others were (orders.py).
+    """
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self.dtypes = list(DTYPES)
+        self.dtypes, self.order = list(DTYPES), 0
         self._known: dict[bytes, Found | None] = {}
 
     def find(self, row: Array) -> Found | None:

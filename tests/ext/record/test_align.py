@@ -50,7 +50,7 @@ class Writes(Tap):
         raw = STORED[self._dtype](own)
         address = self._buffers.setdefault(word, HEAP * (1 + len(self._buffers)))
         words = np.frombuffer(raw + bytes(-len(raw) % 4), "<u4")
-        self._log.add_stop(0, 1, [Span(address, words)])
+        self._log.add_stop([Span(address, words)])
         return x
 
 
@@ -63,7 +63,7 @@ def logged(folder: Path, dtype: str = "f32", maths=ops, halves: bool = False, **
     program.engine = engine
     for part in program.parts(TOKENS):
         x = part.run(x, step)
-    writer.close(["op"], {"code": 0})
+    writer.close()
     return Model(folder / "m.gguf"), Search(Memory(Log(folder)))
 
 

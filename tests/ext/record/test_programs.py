@@ -33,10 +33,18 @@ def test_a_program_is_judged_by_what_lies_in_its_memory(switch, word, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [("./nothere", "./nothere: cannot be run"), ("false", "false: ended with exit code 1"), ("", "no program")],
+    [
+        ("./nothere", "./nothere: cannot be run (no such program)"),
+        ("./script", "./script: runs a script, and only a compiled program is recorded; docs/engines.md"),
+        ("python3 engine.py", "python3: runs a script"),
+        ("false", "false: ended with exit code 1"),
+        ("", "no command; expected record: ./engine"),
+    ],
 )
 def test_a_program_that_cannot_be_recorded_is_one_line(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("script").write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
+    Path("script").chmod(0o755)
     model, _ = command_of(tmp_path)
     done = run("compare", model, "--tokens", "1,2,3", "--candidate", f"record: {words}")
     assert (done.returncode, done.stdout) == (2, "")
