@@ -18,7 +18,7 @@ from llamadiff.system.commands import quote
 SHORT = 120  # characters of a help that is said beside what is missing
 ALIKE = 0.6  # of two names, from which on one may be the other misspelt
 MEANT = {  # what other programs call it
-    "run": "compare", "test": "check", "verify": "check", "validate": "check", "record": "capture", "dump": "capture",
+    "run": "compare", "test": "check", "verify": "check", "validate": "check", "dump": "capture",
     "trace": "capture", "list": "taps", "help": "--help", "version": "--version", "-v": "--version",
     "--verbose": "--full", "-m": "--model", "--gguf": "--model",
     "--out": "-o", "--dump": "-o", "--engine-command": "--candidate",

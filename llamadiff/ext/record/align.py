@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -24,8 +25,10 @@ Placed = Mapping[str, Mapping[int, Found]]
 EXACT = 1e-12  # NMSE of a row that is there as it was sought
 PLAIN = 1e-9  # NMSE below which rounding is float32's: a coarser one hides what a place shows
 PAIRS = 6  # hypotheses of each of two taps
-BEYOND = 4  # taps after one by which it is verified
-ROUNDING = 1e-11, 1e3  # NMSE of a row that float32 leaves; and how much more than others a right row may have
+NEAR = 4  # taps between two that are tried together
+BEYOND = 6  # taps computed from one by which it is verified: what is added to the residual shows which row it is
+ROUNDING = {"f32": 1e-11, "f64": 1e-11, "f16": 1e-6, "bf16": 1e-4}  # NMSE that a dtype leaves of a row, and more
+MORE = 1e3  # than others' a right row's NMSE may be, where most rows were found
 
 
 @dataclass(frozen=True)
@@ -119,17 +122,20 @@ class Aligner(EngineTap):
 
 @dataclass(frozen=True)
 class Alignment:
-    """What was found of each tap; ``nowhere``: the first that is not there, though nothing that is answers for it."""
+    """What was found of each tap.
+
+    ``nowhere``: the first, and its last row, that is not there, though nothing that is there answers for it.
+    """
 
     rows: Mapping[str, Rows]
-    nowhere: str | None
+    nowhere: tuple[str, int] | None
 
 
 def align(model: Runnable, search: Search, tokens: Sequence[int]) -> Alignment:
     """Run the engine over the tokens, and find in memory what it gives; what is wrong there, by its place."""
     alignment = _Alignment(model, search, tokens)
     rows = alignment.run()
-    return Alignment(rows, next(iter(alignment.dark()), None))
+    return Alignment(rows, next(((name, lacking[-1]) for name, lacking in alignment.dark().items()), None))
 
 
 class _Alignment:
@@ -154,7 +160,7 @@ class _Alignment:
         self._limit = self._rounding()
         self._go_on(0)
         unplaced = set[str]() if self._limit <= PLAIN else set(self._rows)
-        while (dark := self._first_dark(unplaced)) is not None:
+        while (dark := next((name for name in self.dark() if name not in unplaced), None)) is not None:
             placed = self._place(dark) or self._place_two(dark, unplaced)
             if placed is None:
                 unplaced.add(dark)
@@ -182,9 +188,12 @@ class _Alignment:
         self._rows |= aligner.rows
 
     def _rounding(self) -> float:
-        """The NMSE of a right row, by what most have."""
-        shown = [each.nmse for rows in self._rows.values() for each in rows.places.values() if each.nmse > 0]
-        return max(ROUNDING[0], ROUNDING[1] * float(np.median(shown or [0.0])))
+        """The NMSE of a right row, by what most have; where few were found, they may be like others by chance."""
+        found = [each.nmse for rows in self._rows.values() for each in rows.places.values()]
+        usual = ROUNDING[self._search.dtypes[0]]
+        if 2 * len(found) < sum(len(rows.values) for rows in self._rows.values()):
+            return usual
+        return max(usual, MORE * float(np.median([nmse for nmse in found if nmse > 0] or [0.0])))
 
     def _step(self, aligner: Aligner, cache: Any) -> Any:
         step = self._model.engine.step(self._tokens, tap=aligner)
@@ -194,26 +203,21 @@ class _Alignment:
         place = list(self._rows).index(name)
         return max(number for number, (count, _, _) in enumerate(self._starts) if count <= place)
 
-    def _first_dark(self, unplaced: set[str]) -> str | None:
-        """The first tap that is not all there, and whose absence nothing that is there answers for."""
-        return next((name for name in self.dark() if name not in unplaced), None)
-
-    def dark(self) -> list[str]:
-        """Taps of which rows are not there or not right, where nothing that is computed from them says that they are.
+    def dark(self) -> dict[str, list[int]]:
+        """Taps, and their rows that are not there or not right, where nothing computed from them says that they are.
 
         What was never stored is answered for by what follows; what is there and is not right answers for nothing.
         """
-        testifies, dark = set[str](), list[str]()
+        testifies, dark = dict[str, set[int]](), dict[str, list[int]]()
         for name in reversed(self._consumers):
             rows = self._rows.get(name)
+            answered = set[int]().union(*(testifies[each] for each in self._consumers[name]))
             close = rows.close(self._limit) if rows else set[int]()
-            answered = any(each in testifies for each in self._consumers[name])
-            needed = self._needed(name)
-            if (rows and close >= needed) or (answered and not (rows and rows.places)):
-                testifies.add(name)
-            elif rows and not answered and not close | {*self._placed.get(name, {})} >= needed:
-                dark.append(name)
-        return dark[::-1]
+            testifies[name] = close | (answered - (rows.places.keys() if rows else set()))
+            lacking = self._needed(name) - close - answered - self._placed.get(name, {}).keys()
+            if rows and lacking:
+                dark[name] = sorted(lacking)
+        return dict(reversed(dark.items()))
 
     def _needed(self, name: str) -> set[int]:
         """The rows that a program must have: behind the last attention those of the last token alone are read."""
@@ -228,7 +232,7 @@ class _Alignment:
         """The same of two taps that are both wrong, such as Q and K."""
         follows = self._following(name)
         other = next((each for each in self.dark() if each != name and each not in unplaced | follows), None)
-        if other is None or other not in self._after(name):
+        if other is None or list(self._rows).index(other) - list(self._rows).index(name) > NEAR:
             return None
         one, two = (list(islice(self._likely(each), PAIRS)) for each in (name, other))
         return self._best({name: first, other: second} for first, second in product(one, two))
@@ -238,10 +242,6 @@ class _Alignment:
         settled = rows.close(self._limit) | {*self._placed.get(name, {})}
         missing = [row for row in range(len(rows.values)) if row not in settled]
         return hypotheses(name, missing, self._rows, self._model, self._search)
-
-    def _after(self, name: str) -> list[str]:
-        names = list(self._rows)
-        return names[names.index(name) + 1 :][:BEYOND]
 
     def _following(self, name: str) -> set[str]:
         """All taps that are computed from one."""
@@ -254,36 +254,35 @@ class _Alignment:
 
     def _best(self, tries: Iterable[Placed]) -> Placed | None:
         """The first of which all follows, else the one of which most does: its rows from which something does."""
-        best, most = None, set[int]()
+        best, most = None, Counter[int]()
         for placed in tries:
-            gained = self._gained(placed)
-            if len(gained) > len(most):
+            follow, gained = self._gained(placed)
+            if gained.total() > most.total():
                 best, most = placed, gained
-                if most.issuperset(set().union(*placed.values())):
+                if all(most[row] == follow for rows in placed.values() for row in rows):
                     break
         return None if best is None else {
             name: {row: each for row, each in rows.items() if row in most} for name, rows in best.items()
         }  # fmt: skip
 
-    def _gained(self, placed: Placed) -> set[int]:
-        """The rows of the taps after these that are there if it is so, and else are not."""
-        names = list(self._rows)
-        after = [each for each in self._after(max(placed, key=names.index)) if each not in placed]
-        if not after:
-            return set()
+    def _gained(self, placed: Placed) -> tuple[int, Counter[int]]:
+        """How many taps follow, and by row how many of these are there if it is so, and else are not."""
+        names, gained = list(self._rows), Counter[int]()
+        last = max(placed, key=names.index)
+        follow = [name for name in names[names.index(last) + 1 :] if name in self._following(last)][:BEYOND]
+        if not follow:
+            return 0, gained
         tried = {name: {**self._placed.get(name, {}), **rows} for name, rows in placed.items()}
-        aligner = Aligner(self._model, self._search, self._limit, {**self._placed, **tried}, after[-1])
+        aligner = Aligner(self._model, self._search, self._limit, {**self._placed, **tried}, follow[-1])
         part = min(self._part_of(name) for name in placed)
         _, x, cache = self._starts[part]
         step = self._step(aligner, cache)
         with suppress(_EnoughError), threadpool_limits(1, "blas"), np.errstate(all="ignore"):
             for each in self._parts[part:]:
                 x = each.run(x, step)
-        gained = set[int]()
-        for name in after:
-            if name in aligner.rows:
-                gained |= aligner.rows[name].close(self._limit) - self._rows[name].close(self._limit)
-        return gained
+        for name in follow:
+            gained.update(aligner.rows[name].close(self._limit) - self._rows[name].close(self._limit))
+        return len(follow), gained
 
 
 def _copied(cache: Any) -> Any:

@@ -59,33 +59,36 @@ def open_source(spec: str) -> CandidateSource:
     found = shutil.which(program)
     if found is None:
         raise UserError(f"{program}: cannot be run (no such program)")
-    with open(found, "rb") as file:
+    return CandidateSource(partial(_load, _recorder_of(program, found), [found, *arguments]))
+
+
+def _recorder_of(program: str, path: str) -> str:
+    """The module whose ``main(folder, most, *words)`` runs a program and keeps what it writes as a log."""
+    with open(path, "rb") as file:
         is_compiled = file.read(len(ELF)) == ELF
-    if not is_compiled or _INTERPRETER.fullmatch(Path(found).resolve().name):
+    if not is_compiled or _INTERPRETER.fullmatch(Path(path).resolve().name):
         raise UserError(f"{program}: runs a script, and only a compiled program is recorded; {WRITER}")
-    return CandidateSource(partial(_load, [found, *arguments]))
+    return "llamadiff.ext.record.native"
 
 
-def _load(words: Sequence[str], context: Context) -> Trace:
+def _load(recorder: str, words: Sequence[str], context: Context) -> Trace:
     name = Path(words[0]).name
     with scratch_directory() as place:
         context.progress(f"running {name}")
-        log = run_program(words, Path(place), context.timeout)
+        log = run_program(recorder, words, Path(place), context.timeout)
         context.progress("looking for its values")
         search = Search(Memory(log))
         found = align(context.model, search, context.tokens)
     producer: dict[str, Any] = {"name": name, "version": "as it is", "stops": log.stops, "dtype": search.dtypes[0]}
     if found.nowhere is not None:
-        rows = found.rows[found.nowhere]
-        lacking = max(row for row in range(len(rows.values)) if row not in rows.places)
-        producer[NOWHERE] = f"{found.nowhere}, token {lacking}"
+        producer[NOWHERE] = "{}, token {}".format(*found.nowhere)
     return as_trace(found.rows, context, producer)
 
 
-def run_program(words: Sequence[str], folder: Path, timeout: float) -> Log:
-    """Run a program with its memory looked at -> the log. Raises UserError if it cannot be run, fails or hangs."""
+def run_program(recorder: str, words: Sequence[str], folder: Path, timeout: float) -> Log:
+    """Run a program, by a module that keeps what it writes -> the log. Raises UserError if it fails or hangs."""
     output = folder / "output"
-    command = python_child.command("llamadiff.ext.record.native", str(folder), str(MOST), *words)
+    command = python_child.command(recorder, str(folder), str(MOST), *words)
     until = time.monotonic() + timeout
     with output.open("wb") as stream:
         streams = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}

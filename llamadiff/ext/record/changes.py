@@ -15,7 +15,9 @@ BLOCK = PAGE  # bytes that are compared, or not
 WORDS = BLOCK // 4
 AWAKE = 128  # stops for which a block that has changed is compared at each
 HOT = 1 << 12  # blocks (16 MiB) that are compared at each stop, at most
-COLD = 1 << 10  # blocks (4 MiB) besides, in turn
+WARM = 1 << 7  # and at least, those that changed last
+COLD = 1 << 6  # blocks besides, in turn
+MAPS = 16  # stops, at most, after which the memory map is read again
 FEW = 1 << 7  # blocks (512 KiB), of which all are compared
 GAP = 16  # words (a cache line): changes that are no further apart are one
 
@@ -41,13 +43,14 @@ class Changes:
         self._changed = np.zeros(0, np.int64)  # the stop at which each last had
         self._copies, self._slots = np.zeros((0, WORDS), np.uint32), np.zeros(0, np.int64)  # and where each one's is
         self._absent = np.zeros(0, np.bool_)  # blocks that were never written
-        self._turn = self._stops = 0
+        self._turn = self._stops = self._size = 0
 
-    def look(self, moved: bool = True) -> list[Span]:
-        """What has changed since, by address; ``moved``: whether memory may have been mapped or unmapped."""
-        self._stops += 1
-        if moved or not len(self._addresses):
+    def look(self) -> list[Span]:
+        """What has changed since, by address."""
+        size = self._memory.size()
+        if size != self._size or self._stops % MAPS == 0:
             self._follow()
+        self._stops, self._size = self._stops + 1, size
         due = self._due()
         slots, addresses = self._slots[due], self._addresses[due]
         old = self._copies[slots]
@@ -97,9 +100,9 @@ class Changes:
         count = len(self._addresses)
         if count <= FEW:
             return np.arange(count)
-        hot = np.flatnonzero(self._changed > self._stops - AWAKE)
-        if len(hot) > HOT:
-            hot = hot[np.argpartition(-self._changed[hot], HOT)[:HOT]]
+        awake = int((self._changed > self._stops - AWAKE).sum())
+        most = min(count, max(WARM, min(HOT, awake)))
+        hot = np.argpartition(-self._changed, most - 1)[:most]
         waiting = np.flatnonzero(self._absent)
         came = waiting[self._memory.present(self._addresses[waiting])]
         self._absent[came] = False

@@ -44,6 +44,12 @@ class ProcessMemory:
         """What there is now, before the program has begun, but for its files and stack, is whoever records it."""
         self._foreign = {region.start for region in self.regions() if region.kind is Kind.ANONYMOUS}
 
+    def size(self) -> int:
+        """Pages that are mapped: another number says that memory was mapped or unmapped; of one that has ended, 0."""
+        with suppress(OSError), open(f"/proc/{self._process}/statm", "rb", buffering=0) as sizes:
+            return int(sizes.read().split()[0])
+        return 0
+
     def regions(self) -> list[Region]:
         """Those that are now; of a process that has ended, none."""
         found, end_of_library = list[Region](), 0

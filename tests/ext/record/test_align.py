@@ -92,10 +92,12 @@ def test_values_that_are_wrong_are_found_by_what_follows_from_them(wrong, places
     rows = align(model, search, TOKENS).rows
     off = {name.partition("-")[0] for name, each in rows.items() if any(f.nmse > 1e-9 for f in each.places.values())}
     assert off == places
-    assert all(len(each.places) == len(TOKENS) for each in rows.values())
+    everywhere, last = {*range(len(TOKENS))}, {len(TOKENS) - 1}  # behind the last attention the last token's row counts
+    for name, each in rows.items():
+        assert each.places.keys() >= (everywhere if name.endswith("-0") else last), name
 
 
-@pytest.mark.parametrize(("logits", "nowhere"), [(1.0, None), (0.5, "result_output")])
+@pytest.mark.parametrize(("logits", "nowhere"), [(1.0, None), (0.5, ("result_output", 5))])
 def test_a_program_that_needs_the_last_token_alone_in_the_end_is_not_accused(logits, nowhere, tmp_path):
     """Of logits that nothing follows from nothing is taken by its place."""
     model, search = logged(tmp_path, last_only=True, logits=logits)
