@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.record.orders import Order, back, orders_of
-from llamadiff.ext.record.places import Hypothesis, hypotheses
+from llamadiff.ext.record.places import Hypothesis, hypotheses, inputs_of
 from llamadiff.ext.record.search import Found, Search
 from llamadiff.trace.taps import Tap
 
@@ -204,20 +204,42 @@ class _Alignment:
         return max(number for number, (count, _, _) in enumerate(self._starts) if count <= place)
 
     def dark(self) -> dict[str, list[int]]:
-        """Taps, and their rows that are not there or not right, where nothing computed from them says that they are.
+        """Taps, and their rows that are not there or not right, where nothing computed from them says that they are."""
+        shown, dark = self._shown(), dict[str, list[int]]()
+        for name, rows in self._rows.items():
+            answered = set[int]().union(*(shown[each] for each in self._consumers[name]))
+            lacking = self._needed(name) - rows.close(self._limit) - answered - self._placed.get(name, {}).keys()
+            if lacking:
+                dark[name] = sorted(lacking)
+        return dark
+
+    def _shown(self) -> dict[str, set[int]]:
+        """The rows of each tap that are right by what is there.
 
         What was never stored is answered for by what follows; what is there and is not right answers for nothing.
         """
-        testifies, dark = dict[str, set[int]](), dict[str, list[int]]()
+        shown = dict[str, set[int]]()
         for name in reversed(self._consumers):
             rows = self._rows.get(name)
-            answered = set[int]().union(*(testifies[each] for each in self._consumers[name]))
-            close = rows.close(self._limit) if rows else set[int]()
-            testifies[name] = close | (answered - (rows.places.keys() if rows else set()))
-            lacking = self._needed(name) - close - answered - self._placed.get(name, {}).keys()
-            if rows and lacking:
-                dark[name] = sorted(lacking)
-        return dict(reversed(dark.items()))
+            answered = set[int]().union(*(shown[each] for each in self._consumers[name]))
+            shown[name] = (rows.close(self._limit) if rows else set()) | answered.difference(
+                rows.places if rows else ()
+            )
+        return shown
+
+    def _to_place(self, name: str) -> list[int]:
+        """Rows of a tap that may be wrong: nothing says that they are right, and of all they are computed from it does.
+
+        What is computed from rows that are not known would follow from the rows of other tokens too.
+        """
+        known = {each: rows | self._placed.get(each, {}).keys() for each, rows in self._shown().items()}
+        inputs = inputs_of(self._rows[name].tap, self._model, self._rows)
+        mixes = not {*self._model.inputs(self._rows[name].tap)} <= {*inputs}  # by scores, rows of all tokens before it
+        given = [known[each] for each in inputs]
+        return [
+            row for row in range(len(self._tokens))
+            if row not in known[name] and all({*range(0 if mixes else row, row + 1)} <= rows for rows in given)
+        ]  # fmt: skip
 
     def _needed(self, name: str) -> set[int]:
         """The rows that a program must have: behind the last attention those of the last token alone are read."""
@@ -238,10 +260,8 @@ class _Alignment:
         return self._best({name: first, other: second} for first, second in product(one, two))
 
     def _likely(self, name: str) -> Iterator[Hypothesis]:
-        rows = self._rows[name]
-        settled = rows.close(self._limit) | {*self._placed.get(name, {})}
-        missing = [row for row in range(len(rows.values)) if row not in settled]
-        return hypotheses(name, missing, self._rows, self._model, self._search)
+        rows = self._to_place(name)
+        return hypotheses(name, rows, self._rows, self._model, self._search) if rows else iter(())
 
     def _following(self, name: str) -> set[str]:
         """All taps that are computed from one."""
@@ -266,10 +286,14 @@ class _Alignment:
         }  # fmt: skip
 
     def _gained(self, placed: Placed) -> tuple[int, Counter[int]]:
-        """How many taps follow, and by row how many of these are there if it is so, and else are not."""
+        """How many taps follow, and by row how many of these are there if it is so, and else are not.
+
+        A copy shows nothing: what is rotated to the first position is what it was.
+        """
         names, gained = list(self._rows), Counter[int]()
         last = max(placed, key=names.index)
-        follow = [name for name in names[names.index(last) + 1 :] if name in self._following(last)][:BEYOND]
+        following = self._following(last)
+        follow = [name for name in names[names.index(last) + 1 :] if name in following][:BEYOND]
         if not follow:
             return 0, gained
         tried = {name: {**self._placed.get(name, {}), **rows} for name, rows in placed.items()}
@@ -281,7 +305,14 @@ class _Alignment:
             for each in self._parts[part:]:
                 x = each.run(x, step)
         for name in follow:
-            gained.update(aligner.rows[name].close(self._limit) - self._rows[name].close(self._limit))
+            rows = aligner.rows[name]
+            gained.update(
+                row
+                for row in rows.close(self._limit) - self._rows[name].close(self._limit)
+                if not any(
+                    np.array_equal(rows.places[row].values, each[row].values) for each in placed.values() if row in each
+                )
+            )
         return len(follow), gained
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,13 +33,24 @@ def hypotheses(
     yield from _Places(name, missing, rows, model, search).likely()
 
 
+def inputs_of(tap: Tap, model: Runnable, rows: Collection[str]) -> list[str]:
+    """What a tap is computed from, of what is sought: scores are not, and what they are made of is."""
+    taps = {each.name: each for each in model.taps}
+    found, waiting = dict[str, None](), [*model.inputs(tap)]
+    for name in waiting:
+        if name in rows:
+            found[name] = None
+        elif name in taps:
+            waiting += model.inputs(taps[name])
+    return [*found]
+
+
 class _Places:
     def __init__(
         self, name: str, missing: Sequence[int], rows: Mapping[str, Rows], model: Runnable, search: Search
     ) -> None:
         self._rows, self._search, self._model = rows, search, model
         self._sought = rows[name]
-        self._taps = {tap.name: tap for tap in model.taps}
         self._inputs = self._inputs_of(self._sought.tap)
         self._missing = missing
         self._dtype = search.dtypes[0]
@@ -72,16 +83,7 @@ class _Places:
         return {row: each for row, each in read.items() if counts[each.values.tobytes()] == 1}
 
     def _inputs_of(self, tap: Tap) -> list[Rows]:
-        """What a tap is computed from, of what is sought: scores are not, and what they are made of is."""
-        found: dict[str, Rows] = {}
-        waiting = [*self._model.inputs(tap)]
-        while waiting:
-            name = waiting.pop()
-            if name in self._rows:
-                found[name] = self._rows[name]
-            elif name in self._taps:
-                waiting += self._model.inputs(self._taps[name])
-        return [*found.values()]
+        return [self._rows[name] for name in inputs_of(tap, self._model, self._rows)]
 
     def _since(self, row: int) -> tuple[int, int] | None:
         """The address and the stop at which the last input of a row was seen."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ BESIDE = (1, -1, 2, -2, 3, -3, 4, -4)  # and those that lie beside the largest
 LARGER = 1e3  # times or part of the RMS that is right: what a program may have in its place
 LATER = 64  # stops at which more of a row may have been written
 READ = 32  # places that are read whole
+ENOUGH = 64  # rows that show all dtypes of a program's values
 _PAGE, _WORDS = 1 << 12, 1 << 10
 _KEPT = 256 << 20  # bytes of pages in all their versions
 _SIGN = np.uint32(1 << 31)
@@ -57,16 +59,16 @@ class Dtype(NamedTuple):
     decode: Callable[[bytes], Array]
     bits: Callable[[Array], Array]
 
-    def words(self, value: float, margin: float) -> tuple[int, int]:
-        """The least and the greatest word, in the order of floats, with a value in its upper part, give or take."""
-        ends = self.bits(np.array([value - margin, value + margin])).tolist()
+    def words(self, values: Array, margin: float) -> tuple[Words, Words]:
+        """The least and the greatest word [value], in the order of floats, with a value in its upper part, or near."""
+        ends = self.bits(np.stack([values - margin, values + margin])).astype(np.int64)
         if self.size == 2:  # with anything in the lower part, and its own rounding
-            ends = [end + step for end in ends for step in (-1, 0, 1) if 0 <= end + step < 1 << 16]
-            words = [end << 16 | low for end in ends for low in (0, 0xFFFF)]
+            ends = np.concatenate([ends - 1, ends, ends + 1]).clip(0, 0xFFFF) << 16
+            ends = np.concatenate([ends, ends | 0xFFFF])
         else:
-            words = [end >> 8 * self.size - 32 for end in ends]
-        ordered = _ordered(np.array(words, np.uint32)).tolist()
-        return min(ordered), max(ordered)
+            ends >>= 8 * self.size - 32
+        ordered = _ordered(ends.astype(np.uint32))
+        return ordered.min(axis=0), ordered.max(axis=0)
 
     def place_of(self, index: int) -> int:
         """Bytes from a row's start to the word whose upper part has a value."""
@@ -109,7 +111,7 @@ class Memory:
     def _sorted(self) -> Words:
         return self.ordered[self._order]
 
-    def between(self, low: int, high: int) -> Indices:
+    def between(self, low: np.uint32, high: np.uint32) -> Indices:
         """Numbers of the logged words from ``low`` up to ``high``, in the order of floats."""
         return self._order[np.searchsorted(self._sorted, low) : np.searchsorted(self._sorted, high, "right")]
 
@@ -192,6 +194,7 @@ class Search:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.dtypes, self.order = list(DTYPES), 0
+        self._counts = Counter[str]()
         self._known: dict[bytes, Found | None] = {}
 
     def find(self, row: Array) -> Found | None:
@@ -223,7 +226,9 @@ class Search:
             for name in self.dtypes:
                 found = self._find_as(row, DTYPES[name], margin)
                 if found is not None:
-                    self.dtypes = [name, *(each for each in self.dtypes if each != name)]
+                    self._counts[name] += 1
+                    known = self._counts if self._counts.total() > ENOUGH else self.dtypes
+                    self.dtypes = [name, *(each for each in self.dtypes if each != name and each in known)]
                     return found
         return None
 
@@ -239,16 +244,16 @@ class Search:
     def _places(self, row: Array, anchors: Sequence[int], dtype: Dtype, margin: float) -> Iterator[tuple[int, int]]:
         """Addresses and stops at which a row may begin: all anchors that are in the span of the first one agree."""
         log = self.memory.log
-        words = self.memory.between(*dtype.words(float(row[anchors[0]]), margin))
+        low, high = dtype.words(row[np.asarray(anchors)], margin)
+        words = self.memory.between(low[0], high[0])
         addresses, spans = self.memory.at(words)
         ends, agree = log.starts[spans + 1], np.ones(len(words), np.bool_)
         shared = np.zeros(len(words), np.int64)
-        for anchor in anchors[1:]:
-            low, high = dtype.words(float(row[anchor]), margin)
+        for number, anchor in enumerate(anchors[1:], 1):
             other = words + (dtype.place_of(anchor) - dtype.place_of(anchors[0])) // 4
             inside = (other >= log.starts[spans]) & (other < ends)
             value = self.memory.ordered[np.where(inside, other, 0)]
-            agree &= ~inside | ((value >= low) & (value <= high))
+            agree &= ~inside | ((value >= low[number]) & (value <= high[number]))
             shared += inside
         agree &= shared > 0
         starts = addresses[agree] - dtype.place_of(anchors[0])
