@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from llamadiff.engines.model_file import Runnable
+from llamadiff.ext.record.ids import ids_taken
 from llamadiff.ext.record.orders import Order, back, orders_of
 from llamadiff.ext.record.places import Hypothesis, hypotheses, inputs_of
 from llamadiff.ext.record.search import Found, Search
@@ -124,18 +125,24 @@ class Aligner(EngineTap):
 class Alignment:
     """What was found of each tap.
 
-    ``nowhere``: the first, and its last row, that is not there, though nothing that is there answers for it.
+    ``nowhere``: the first, and its last row, that is not there, though nothing that is there answers for it. ``ids``:
+    where that is made of its embedding alone, those that the program took (ids.py).
     """
 
     rows: Mapping[str, Rows]
-    nowhere: tuple[str, int] | None
+    nowhere: tuple[str, int] | None = None
+    ids: Sequence[int] = ()
 
 
 def align(model: Runnable, search: Search, tokens: Sequence[int]) -> Alignment:
     """Run the engine over the tokens, and find in memory what it gives; what is wrong there, by its place."""
     alignment = _Alignment(model, search, tokens)
     rows = alignment.run()
-    return Alignment(rows, next(((name, lacking[-1]) for name, lacking in alignment.dark().items()), None))
+    name, lacking = next(iter(alignment.dark().items()), ("", []))
+    if not name:
+        return Alignment(rows)
+    is_first = name == "embd" or [*model.inputs(rows[name].tap)] == ["embd"]
+    return Alignment(rows, (name, lacking[-1]), ids_taken(model, search, alignment.limit) if is_first else ())
 
 
 class _Alignment:
@@ -153,13 +160,13 @@ class _Alignment:
         self._tail = {tap.name for tap in model.taps[mixing[-1] if mixing else -1 :]}
         self._rows: dict[str, Rows] = {}
         self._starts: list[tuple[int, Any, Any]] = []  # of each part: the taps before it, its input, and the cache
-        self._limit = np.inf
+        self.limit = np.inf
 
     def run(self) -> dict[str, Rows]:
         self._go_on(0)
-        self._limit = self._rounding()
+        self.limit = self._rounding()
         self._go_on(0)
-        unplaced = set[str]() if self._limit <= PLAIN else set(self._rows)
+        unplaced = set[str]() if self.limit <= PLAIN else set(self._rows)
         while (dark := next((name for name in self.dark() if name not in unplaced), None)) is not None:
             placed = self._place(dark) or self._place_two(dark, unplaced)
             if placed is None:
@@ -177,7 +184,7 @@ class _Alignment:
         del self._starts[part + 1 :]
         count, x, cache = self._starts[part] if part else (0, None, None)
         self._rows = dict(list(self._rows.items())[:count])
-        aligner = Aligner(self._model, self._search, self._limit, self._placed)
+        aligner = Aligner(self._model, self._search, self.limit, self._placed)
         step = self._step(aligner, cache)
         if not part:
             self._starts = []
@@ -208,7 +215,7 @@ class _Alignment:
         shown, dark = self._shown(), dict[str, list[int]]()
         for name, rows in self._rows.items():
             answered = set[int]().union(*(shown[each] for each in self._consumers[name]))
-            lacking = self._needed(name) - rows.close(self._limit) - answered - self._placed.get(name, {}).keys()
+            lacking = self._needed(name) - rows.close(self.limit) - answered - self._placed.get(name, {}).keys()
             if lacking:
                 dark[name] = sorted(lacking)
         return dark
@@ -222,9 +229,7 @@ class _Alignment:
         for name in reversed(self._consumers):
             rows = self._rows.get(name)
             answered = set[int]().union(*(shown[each] for each in self._consumers[name]))
-            shown[name] = (rows.close(self._limit) if rows else set()) | answered.difference(
-                rows.places if rows else ()
-            )
+            shown[name] = (rows.close(self.limit) if rows else set()) | answered.difference(rows.places if rows else ())
         return shown
 
     def _to_place(self, name: str) -> list[int]:
@@ -297,7 +302,7 @@ class _Alignment:
         if not follow:
             return 0, gained
         tried = {name: {**self._placed.get(name, {}), **rows} for name, rows in placed.items()}
-        aligner = Aligner(self._model, self._search, self._limit, {**self._placed, **tried}, follow[-1])
+        aligner = Aligner(self._model, self._search, self.limit, {**self._placed, **tried}, follow[-1])
         part = min(self._part_of(name) for name in placed)
         _, x, cache = self._starts[part]
         step = self._step(aligner, cache)
@@ -308,7 +313,7 @@ class _Alignment:
             rows = aligner.rows[name]
             gained.update(
                 row
-                for row in rows.close(self._limit) - self._rows[name].close(self._limit)
+                for row in rows.close(self.limit) - self._rows[name].close(self.limit)
                 if not any(
                     np.array_equal(rows.places[row].values, each[row].values) for each in placed.values() if row in each
                 )

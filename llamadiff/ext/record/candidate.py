@@ -17,7 +17,7 @@ import numpy as np
 
 from llamadiff.candidates.command import tail_of, words_of
 from llamadiff.candidates.source import CandidateSource, Context
-from llamadiff.ext.record.align import Rows, align
+from llamadiff.ext.record.align import Alignment, Rows, align
 from llamadiff.ext.record.log import Log
 from llamadiff.ext.record.search import Memory, Search
 from llamadiff.llamacpp.capture import scratch_directory
@@ -29,9 +29,10 @@ from llamadiff.trace.metadata import Info
 from llamadiff.trace.reader import Printed, Trace
 
 PREFIX = "record:"
-NOWHERE = "nowhere"  # the key of a producer: the first values that were not in its memory
+NOWHERE, TAKEN = "nowhere", "taken"  # keys of a producer: the first values that were not in its memory; its ids
 FEW = 3  # taps that are named
 MOST = 1 << 30  # bytes of a program's writes that are kept
+MOST_IDS, SHOWN = 64, 12  # ids that are kept, and shown
 SHORT = ("f16", "bf16")  # dtypes of which a trace says that values had them
 ELF = b"\x7fELF"  # how a compiled program begins
 _INTERPRETER = re.compile(r"(python|node|java|perl|ruby|bash|dash|sh)[0-9.]*")
@@ -82,7 +83,19 @@ def _load(recorder: str, words: Sequence[str], context: Context) -> Trace:
     producer: dict[str, Any] = {"name": name, "version": "as it is", "stops": log.stops, "dtype": search.dtypes[0]}
     if found.nowhere is not None:
         producer[NOWHERE] = "{}, token {}".format(*found.nowhere)
-    return as_trace(found.rows, context, producer)
+        producer[TAKEN] = list(found.ids[:MOST_IDS])
+    return as_trace(found, context, producer)
+
+
+def other_ids(ours: Sequence[int], theirs: Sequence[int]) -> str:
+    """What is said of a program that took other ids than llama.cpp; nothing if each of llama.cpp's is among them."""
+    if not theirs or {*ours} <= {*theirs}:
+        return ""
+    its, right = (" ".join(map(str, each[:SHOWN])) + " ..." * (len(each) > SHOWN) for each in (theirs, ours))
+    return (
+        f"the program took the ids {its} (what it generated behind them), where llama.cpp takes {right}: its tokenizer "
+        f"or its prompt is another; give it these, or give llamadiff its own by --tokens"
+    )
 
 
 def run_program(recorder: str, words: Sequence[str], folder: Path, timeout: float) -> Log:
@@ -109,13 +122,18 @@ def run_program(recorder: str, words: Sequence[str], folder: Path, timeout: floa
     return log
 
 
-def as_trace(rows: Mapping[str, Rows], context: Context, producer: Mapping[str, Any]) -> Trace:
+def as_trace(alignment: Alignment, context: Context, producer: Mapping[str, Any]) -> Trace:
     """What was found, as a trace. Raises UserError if that is nothing."""
+    rows = alignment.rows
     found = {name: each for name, each in rows.items() if each.places}
-    if "embd" not in found:
+    if not found:
         raise UserError(
-            f"{producer['name']}: of {len(context.tokens)} tokens no embedding lay in its memory at any of "
-            f"{producer['stops']} stops; was it given this model and this prompt?"
+            f"{producer['name']}: "
+            + (
+                other_ids(context.tokens, alignment.ids)
+                or f"of {len(context.tokens)} tokens nothing lay in its memory at any of {producer['stops']} stops; "
+                f"was it given this model and this prompt?"
+            )
         )
     arrays, known, kept = {}, {}, {}
     for name, each in found.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from llamadiff.ext.record.candidate import NOWHERE
+from collections.abc import Sequence
+
+from llamadiff.ext.record.candidate import NOWHERE, TAKEN, other_ids
 from llamadiff.judge.preflight.checks import RECORDING, Check
 from llamadiff.judge.study import Study
 from llamadiff.judge.verdict import of_unjudged
@@ -11,12 +13,11 @@ from llamadiff.trace.reader import Trace
 
 def lost_values(study: Study, given: Trace) -> Check | None:
     """The first of them, where nothing that was found is wrong: a match would say more than was seen."""
-    first = given.info.producer.get(NOWHERE)
+    first, taken = (given.info.producer.get(key) for key in (NOWHERE, TAKEN))
     if not isinstance(first, str) or study.passes.wrong("candidate"):
         return None
-    if first.startswith("embd,"):
-        says = f"{first}: its embedding was never in memory: the program took other ids, by its tokenizer or its prompt"
-        return Check(RECORDING, of_unjudged(), says)
+    if isinstance(taken, Sequence) and (says := other_ids(given.info.tokens, [*taken])):
+        return Check(RECORDING, of_unjudged(), f"{first}: {says}")
     says = (
         f"{first}: the right values were never in its memory, nor anything that follows from them; it goes wrong "
         f"there, or in what it does not store before it; record a build without optimization, or write the taps"

@@ -17,6 +17,7 @@ from llamadiff.ext.record.memory import Words
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
 TOLERANCES = 1e-4, 2e-2  # of a row's RMS: what may part it from the one that is sought, at first and then
+SAME = 1e-6  # and the same, of float32's rounding
 LEAST = 4  # values of a row: fewer are found everywhere
 LIKE = 1e-3  # NMSE of a row that is taken for the one that is sought
 ANCHORS = 6  # values of a row, the largest, that are looked at before all others
@@ -115,6 +116,10 @@ class Memory:
         """Numbers of the logged words from ``low`` up to ``high``, in the order of floats."""
         return self._order[np.searchsorted(self._sorted, low) : np.searchsorted(self._sorted, high, "right")]
 
+    def count(self, low: Words, high: Words) -> Indices:
+        """How many of the logged words are in each range."""
+        return np.searchsorted(self._sorted, high, "right") - np.searchsorted(self._sorted, low)
+
     def at(self, words: Indices) -> tuple[Indices, Indices]:
         """The addresses of logged words, and the numbers of their spans."""
         spans = np.searchsorted(self.log.starts, words, "right") - 1
@@ -210,6 +215,15 @@ class Search:
         if key in self._known:
             return self._known[key]
         return self._find_as(row, DTYPES[self.dtypes[0]], _rms(row) * TOLERANCES[0]) if _can_be_told(row) else None
+
+    def may_be_there(self, rows: Array) -> NDArray[np.bool_]:
+        """Of rows [row, value] those whose largest value is there; of two-byte values, which lie anywhere, all."""
+        dtype = DTYPES[self.dtypes[0]]
+        if dtype.size == 2:
+            return np.ones(len(rows), np.bool_)
+        values = np.take_along_axis(rows, np.abs(rows).argmax(axis=1)[:, None], axis=1)[:, 0]
+        low, high = dtype.words(values, float(np.abs(rows).max(initial=0)) * SAME)
+        return self.memory.count(low, high) > 0
 
     def read(self, row: Array, dtype: str, address: int, stop: int) -> Found | None:
         """What lay at an address when the program had come to a stop, in place of a row [value], if it is as large."""

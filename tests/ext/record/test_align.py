@@ -54,14 +54,16 @@ class Writes(Tap):
         return x
 
 
-def logged(folder: Path, dtype: str = "f32", maths=ops, halves: bool = False, **more: object) -> tuple[Model, Search]:
-    """A model, and what an engine wrote when it ran its tokens."""
+def logged(
+    folder: Path, dtype: str = "f32", maths=ops, halves: bool = False, tokens=TOKENS, **more: object
+) -> tuple[Model, Search]:
+    """A model, and what an engine wrote when it ran tokens."""
     engine = Engine(write_model(folder / "m.gguf"), maths=maths)
     writer = LogWriter(folder)
-    step = engine.step(list(TOKENS), tap=Writes(writer, dtype, halves * engine.config.head_k, **more))
+    step = engine.step(list(tokens), tap=Writes(writer, dtype, halves * engine.config.head_k, **more))
     program, x = Model(folder / "m.gguf"), None
     program.engine = engine
-    for part in program.parts(TOKENS):
+    for part in program.parts(tokens):
         x = part.run(x, step)
     writer.close()
     return Model(folder / "m.gguf"), Search(Memory(Log(folder)))
@@ -103,6 +105,14 @@ def test_a_program_that_needs_the_last_token_alone_in_the_end_is_not_accused(log
     model, search = logged(tmp_path, last_only=True, logits=logits)
     found = align(model, search, TOKENS)
     assert found.nowhere == nowhere
+    assert max(each.nmse for rows in found.rows.values() for each in rows.places.values()) < 1e-11
+
+
+def test_a_program_that_took_other_ids_is_told_by_what_it_makes_of_their_embeddings(tmp_path):
+    taken = (1, 17, 6, 80, 42, 9)
+    model, search = logged(tmp_path, tokens=taken)
+    found = align(model, search, TOKENS)
+    assert (found.nowhere, list(found.ids)) == (("embd", 2), list(taken))
     assert max(each.nmse for rows in found.rows.values() for each in rows.places.values()) < 1e-11
 
 
