@@ -160,6 +160,7 @@ class _Alignment:
         self._tail = {tap.name for tap in model.taps[mixing[-1] if mixing else -1 :]}
         self._rows: dict[str, Rows] = {}
         self._starts: list[tuple[int, Any, Any]] = []  # of each part: the taps before it, its input, and the cache
+        self._together = set[str]()  # words of taps that were wrong together
         self.limit = np.inf
 
     def run(self) -> dict[str, Rows]:
@@ -168,7 +169,9 @@ class _Alignment:
         self._go_on(0)
         unplaced = set[str]() if self.limit <= PLAIN else set(self._rows)
         while (dark := next((name for name in self.dark() if name not in unplaced), None)) is not None:
-            placed = self._place(dark) or self._place_two(dark, unplaced)
+            two = self._rows[dark].tap.kind.word in self._together
+            placed = self._place_two(dark, unplaced) if two else None
+            placed = placed or self._place(dark) or self._place_two(dark, unplaced)
             if placed is None:
                 unplaced.add(dark)
             else:
@@ -176,6 +179,7 @@ class _Alignment:
                     self._placed[name] = {**self._placed.get(name, {}), **some}
                 self._go_on(self._part_of(dark))
                 words = {self._rows[name].tap.kind.word for name in placed}  # in other layers it may be known now
+                self._together |= words if len(words) > 1 else set()
                 unplaced = {name for name in unplaced if self._rows[name].tap.kind.word not in words}
         return self._rows
 

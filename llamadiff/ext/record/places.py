@@ -60,22 +60,23 @@ class _Places:
         near = self._sought.near
         if near:
             yield {row: near[row] for row in self._missing if row in near}
-        found = list[tuple[float, Hypothesis]]()
         seen = set[tuple[tuple[int, int], ...]]()
-        for rule in (*self._by_analogy(), *self._by_time()):
-            places = {row: place for row in self._missing if (place := rule(row)) is not None}
-            key = tuple(places.values())
-            if not key or key in seen:
-                continue
-            seen.add(key)
-            read = {row: each for row, place in places.items() if (each := self._read(row, *place)) is not None}
-            hypothesis = self._apart(read)
-            if hypothesis:
-                found.append((float(np.median([each.nmse for each in hypothesis.values()])), hypothesis))
-        found.sort(key=lambda each: (-len(each[1]) // 2, each[0]))
-        soonest = sorted(range(len(found)), key=lambda number: min(row.place.stop for row in found[number][1].values()))
-        for number in dict.fromkeys([*range(min(TRIED, len(found))), *soonest[:TRIED]]):
-            yield found[number][1]
+        for rules in (self._by_analogy(), self._by_time()):  # what is known of other layers is enough, as a rule
+            found = list[tuple[float, Hypothesis]]()
+            for rule in rules:
+                places = {row: place for row in self._missing if (place := rule(row)) is not None}
+                key = tuple(places.values())
+                if not key or key in seen:
+                    continue
+                seen.add(key)
+                read = {row: each for row, place in places.items() if (each := self._read(row, *place)) is not None}
+                hypothesis = self._apart(read)
+                if hypothesis:
+                    found.append((float(np.median([each.nmse for each in hypothesis.values()])), hypothesis))
+            found.sort(key=lambda each: (-len(each[1]) // 2, each[0]))
+            soonest = sorted(range(len(found)), key=lambda one: min(row.place.stop for row in found[one][1].values()))
+            for number in dict.fromkeys([*range(min(TRIED, len(found))), *soonest[:TRIED]]):
+                yield found[number][1]
 
     def _apart(self, read: Hypothesis) -> Hypothesis:
         """Without rows that have the values of another one: a place is one row's."""

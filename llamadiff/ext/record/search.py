@@ -287,7 +287,8 @@ class Search:
 
 
 def _rms(row: Array) -> float:
-    return float(np.sqrt(np.square(row, dtype=np.float64).mean()))
+    values = row.astype(np.float64)
+    return float(np.sqrt(values @ values / max(1, len(values))))
 
 
 def _can_be_told(row: Array) -> bool:
