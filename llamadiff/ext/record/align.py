@@ -297,7 +297,8 @@ class _Alignment:
     def _gained(self, placed: Placed) -> tuple[int, Counter[int]]:
         """How many taps follow, and by row how many of these are there if it is so, and else are not.
 
-        A copy shows nothing: what is rotated to the first position is what it was.
+        Two kinds say nothing: a copy, as what is rotated to the first position is; and what was found as another tap's
+        row, as Q's rotation, which would follow from Q in the place of K.
         """
         names, gained = list(self._rows), Counter[int]()
         last = max(placed, key=names.index)
@@ -313,16 +314,17 @@ class _Alignment:
         with suppress(_EnoughError), threadpool_limits(1, "blas"), np.errstate(all="ignore"):
             for each in self._parts[part:]:
                 x = each.run(x, step)
+        others: dict[int, list[range]] = {}
+        for found in (found for rows in self._rows.values() for found in rows.places.values()):
+            others.setdefault(found.place.stop, []).append(found.extent)
         for name in follow:
-            rows = aligner.rows[name]
-            gained.update(
-                row
-                for row in rows.close(self.limit) - self._rows[name].close(self.limit)
-                if not any(
-                    np.array_equal(rows.places[row].values, each[row].values) for each in placed.values() if row in each
-                )
-            )
-        return len(follow), gained
+            rows, before = aligner.rows[name], self._rows[name].close(self.limit)
+            for row in rows.close(self.limit) - before:
+                found = rows.places[row]
+                copied = any(np.array_equal(found.values, each[row].values) for each in placed.values() if row in each)
+                is_others = any(found.place.address in extent for extent in others.get(found.place.stop, ()))
+                gained[row] += not (copied or is_others)
+        return len(follow), +gained
 
 
 def _copied(cache: Any) -> Any:

@@ -34,8 +34,12 @@ FEW = 3  # taps that are named
 MOST = 1 << 30  # bytes of a program's writes that are kept
 MOST_IDS, SHOWN = 64, 12  # ids that are kept, and shown
 SHORT = ("f16", "bf16")  # dtypes of which a trace says that values had them
+_HEAD = 256  # bytes of a program that say what it is
 ELF = b"\x7fELF"  # how a compiled program begins
-_INTERPRETER = re.compile(r"(python|node|java|perl|ruby|bash|dash|sh)[0-9.]*")
+_INTERPRETER = re.compile(r"(python|java|perl|ruby|bash|dash|sh|deno|bun)[0-9.]*")
+NATIVE = "llamadiff.ext.record.native"
+_SCRIPTS = {re.compile(r"node(js)?[0-9.]*"): "llamadiff.ext.record.javascript"}  # what runs them -> its recorder
+_SHEBANG = re.compile(rb"#!\s*(?:\S*/)?([^/\s]+)(?:[ \t]+(?:-S[ \t]+)?(\S+))?")
 WRITER = "docs/engines.md says how an engine writes what it computes"
 
 
@@ -54,22 +58,29 @@ def open_source(spec: str) -> CandidateSource:
     program, *arguments = words_of(spec, PREFIX)
     if platform.system() != "Linux":
         raise UserError(f"{PREFIX} needs Linux; {WRITER}")
-    missing = [name for name in ("frida", "elftools") if find_spec(name) is None]
-    if missing:
-        raise UserError(f"--candidate {PREFIX}: {missing[0]} is missing: pip install frida pyelftools")
     found = shutil.which(program)
     if found is None:
         raise UserError(f"{program}: cannot be run (no such program)")
-    return CandidateSource(partial(_load, _recorder_of(program, found), [found, *arguments]))
+    recorder = _recorder_of(program, found)
+    missing = [name for name in ("frida", "elftools") if find_spec(name) is None]
+    if missing and recorder == NATIVE:
+        raise UserError(f"--candidate {PREFIX}: {missing[0]} is missing: pip install frida pyelftools")
+    return CandidateSource(partial(_load, recorder, [found, *arguments]))
 
 
 def _recorder_of(program: str, path: str) -> str:
     """The module whose ``main(folder, most, *words)`` runs a program and keeps what it writes as a log."""
     with open(path, "rb") as file:
-        is_compiled = file.read(len(ELF)) == ELF
-    if not is_compiled or _INTERPRETER.fullmatch(Path(path).resolve().name):
-        raise UserError(f"{program}: runs a script, and only a compiled program is recorded; {WRITER}")
-    return "llamadiff.ext.record.native"
+        begins = file.read(_HEAD)
+    shebang = _SHEBANG.match(begins)
+    runs = shebang[2 if shebang[1] == b"env" else 1] if shebang else Path(path).resolve().name.encode()
+    by = (runs or b"").decode(errors="replace")
+    for pattern, module in _SCRIPTS.items():
+        if pattern.fullmatch(by):
+            return module
+    if not begins.startswith(ELF) or _INTERPRETER.fullmatch(by):
+        raise UserError(f"{program}: runs a script in a language that is not recorded; {WRITER}")
+    return NATIVE
 
 
 def _load(recorder: str, words: Sequence[str], context: Context) -> Trace:

@@ -79,9 +79,21 @@ class _Places:
                 yield found[number][1]
 
     def _apart(self, read: Hypothesis) -> Hypothesis:
-        """Without rows that have the values of another one: a place is one row's."""
-        counts = Counter(each.values.tobytes() for each in (*read.values(), *self._sought.places.values()))
-        return {row: each for row, each in read.items() if counts[each.values.tobytes()] == 1}
+        """Without rows that are the same write as another one, of other inputs: a place is one row's."""
+        every = {**self._sought.places, **read}
+        counts = Counter(each.values.tobytes() for each in every.values())
+        writes = {row: self._write_of(row, found) for row, found in every.items() if counts[found.values.tobytes()] > 1}
+        owners: dict[tuple[int, int], set[bytes]] = {}
+        for row, write in writes.items():  # the same inputs are those of a token that comes twice
+            inputs = b"".join(rows.values[row].tobytes() for rows in self._inputs)
+            owners.setdefault(write, set()).add(inputs or str(row).encode())
+        return {row: each for row, each in read.items() if row not in writes or len(owners[writes[row]]) == 1}
+
+    def _write_of(self, row: int, found: Found) -> tuple[int, int]:
+        """The address of what was found for a row, and the stop at which it was last written until it was seen."""
+        stops = self._search.memory.stops_that_wrote(found.place.address, self._size(row))
+        seen = int(np.searchsorted(stops, found.place.stop, "right"))
+        return found.place.address, int(stops[seen - 1]) if seen else -1
 
     def _inputs_of(self, tap: Tap) -> list[Rows]:
         return [self._rows[name] for name in inputs_of(tap, self._model, self._rows)]

@@ -48,6 +48,11 @@ class Found:
     values: Array
     nmse: float
 
+    @property
+    def extent(self) -> range:
+        """Its addresses."""
+        return range(self.place.address, self.place.address + self.values.size * DTYPES[self.place.dtype].size)
+
 
 class Dtype(NamedTuple):
     """How values lie in memory.
@@ -114,7 +119,8 @@ class Memory:
 
     def between(self, low: np.uint32, high: np.uint32) -> Indices:
         """Numbers of the logged words from ``low`` up to ``high``, in the order of floats."""
-        return self._order[np.searchsorted(self._sorted, low) : np.searchsorted(self._sorted, high, "right")]
+        first = np.searchsorted(self._sorted, np.uint32(low))  # of another type, all words would be converted
+        return self._order[first : np.searchsorted(self._sorted, np.uint32(high), "right")]
 
     def count(self, low: Words, high: Words) -> Indices:
         """How many of the logged words are in each range."""

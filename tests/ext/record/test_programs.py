@@ -35,7 +35,7 @@ def test_a_program_is_judged_by_what_lies_in_its_memory(switch, word, tmp_path):
     ("words", "said"),
     [
         ("./nothere", "./nothere: cannot be run (no such program)"),
-        ("./script", "./script: runs a script, and only a compiled program is recorded; docs/engines.md"),
+        ("./script", "./script: runs a script in a language that is not recorded; docs/engines.md"),
         ("python3 engine.py", "python3: runs a script"),
         ("false", "false: ended with exit code 1"),
         ("", "no command; expected record: ./engine"),
