@@ -31,8 +31,8 @@ class Follower:
         self._calls, self._repeats, self._newest = [0] * 4, [0] * 4, 0
         self._process = 0
 
-    def run(self, starts: list[int]) -> None:
-        """``starts``: where functions begin in the file."""
+    def run(self, starts: list[int], main: int) -> None:
+        """``starts``: where functions begin in the file; ``main``: where the one does that it is known by, or 0."""
         for line in QUIET:
             gdb.execute(line, to_string=True)
         gdb.execute("starti", to_string=True)
@@ -40,7 +40,9 @@ class Follower:
         self._process = inferior.pid
         self._say(START, 0)
         base = self._loaded_at()
-        for number, start in enumerate(starts):
+        home = self._folder_of(base + main) if main else ""
+        own = [start for start in starts if self._folder_of(base + start).startswith(home)] if home else starts
+        for number, start in enumerate(own):
             self._stop_at(base + start, number)
         while inferior.pid:
             gdb.execute("continue", to_string=True)
@@ -61,6 +63,11 @@ class Follower:
                 else next(int(line.partition("-")[0], 16) for line in maps if line.rstrip().endswith(path))
             )
 
+    def _folder_of(self, address: int) -> str:
+        """Where the source of a function lies, as the compiler was told: libraries' own is elsewhere."""
+        table = gdb.find_pc_line(address).symtab
+        return os.path.dirname(table.fullname()) if table is not None else ""
+
     def _stop_at(self, address: int, number: int) -> None:
         if address not in self._breakpoints:
             self._breakpoints[address] = breakpoint = gdb.Breakpoint(f"*{address:#x}", internal=True)
@@ -79,14 +86,17 @@ class Follower:
             return
         if self._say(number % FUNCTIONS, number // FUNCTIONS) == b"m":
             self._breakpoints[address].enabled = False
-        elif number < FUNCTIONS:
+        elif number < FUNCTIONS and self._is_behind_call(caller):
             self._stop_at(caller, number + FUNCTIONS)
 
     def _caller(self, frame: gdb.Frame) -> int:
         """Where a function that was just called returns to."""
-        if frame.architecture().name().startswith("aarch64"):
-            return int(frame.read_register("lr"))
         return int.from_bytes(gdb.selected_inferior().read_memory(int(frame.read_register("rsp")), 8), "little")
+
+    def _is_behind_call(self, address: int) -> bool:
+        """Whether the instruction before it calls: a breakpoint anywhere else would change the program."""
+        code = bytes(gdb.selected_inferior().read_memory(address - 7, 7))
+        return code[2] == 0xE8 or any(code[-size] == 0xFF and code[1 - size] >> 3 & 7 == 2 for size in (2, 3, 6, 7))
 
     def _is_loop(self, call: int) -> bool:
         """Whether it was among the last four: a loop is looked at in its first turns, then ever more seldom."""

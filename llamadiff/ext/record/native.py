@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ FUNCTIONS = 1 << 16
 # nor maths of vectors, whose arguments lie in registers that are not kept at a stop.
 CALLED = r"^((exp|pow|sin|cos|sincos|tanh|erf|sqrt|log|fma|round)[0-9m]*[fl]?|cblas_\w+|[sdc]ge(mm|mv)_?|dnnl_\w+"
 CALLED += r"|GOMP_\w+|omp_\w+|__kmpc_\w+)$"
-SOON = 0.05  # seconds
+SIGNAL = 1 << 8  # added to the number of the signal that a program in gdb died of
+SOON, SLOW = 0.05, 60.0  # seconds: between two looks at whether a program runs, and until gdb has started it
 
 
 def main(folder: str, most: str, *program: str) -> None:
@@ -43,8 +46,12 @@ def main(folder: str, most: str, *program: str) -> None:
     )  # fmt: skip
     try:
         recorder.log.close(recorder.run(program))
-    except cannot as error:
+    except (*cannot, CannotError) as error:
         recorder.log.close(error=str(error))
+
+
+class CannotError(Exception):
+    """A program cannot be recorded, and why."""
 
 
 class Recorder:
@@ -57,7 +64,19 @@ class Recorder:
         self._useful = set[int]()  # functions at which something had
 
     def run(self, program: tuple[str, ...]) -> int:
-        """Until the program has ended -> its return code. Raises what frida does where it cannot be started."""
+        """Until the program has ended -> its return code. Raises CannotError, or what frida does, if it cannot."""
+        pipes = [str(self._folder / name) for name in ("messages", "replies")]
+        if sys.platform != "win32":
+            for pipe in pipes:
+                os.mkfifo(pipe, 0o600)
+        self._messages, self._replies = (os.open(pipe, os.O_RDWR) for pipe in pipes)
+        path = Path(program[0])
+        start = self._start_in_gdb if is_static(path) else self._start_with_frida
+        self._waited = start(program, pipes)
+        return self._follow()
+
+    def _start_with_frida(self, program: tuple[str, ...], pipes: list[str]) -> int:
+        """Start it -> the process to wait for."""
         import frida
 
         device = frida.get_local_device()
@@ -67,24 +86,43 @@ class Recorder:
         script = session.create_script(Path(__file__).with_name("agent.js").read_text("utf-8"))
         script.load()
         agent: Any = script.exports_sync
-        found = self._functions(agent, path)
-        pipes = [self._folder / name for name in ("messages", "replies")]
-        if sys.platform != "win32":
-            for pipe in pipes:
-                os.mkfifo(pipe, 0o600)
-        self._messages, self._replies = (os.open(pipe, os.O_RDWR) for pipe in pipes)
+        base, named = agent.functions(str(path.parent))
+        starts = [*named, *([] if named else (hex(int(base, 16) + start) for start in unwound(path)))][:FUNCTIONS]
         called = agent.imports(str(path.parent), CALLED)
-        agent.stop_at(*map(str, pipes), [*found, *called][:FUNCTIONS], len(found))
+        agent.stop_at(*pipes, [*starts, *called][:FUNCTIONS], len(starts))
+        self._watch(process, path)
+        device.resume(process)
+        return int(process)
+
+    def _start_in_gdb(self, program: tuple[str, ...], pipes: list[str]) -> int:
+        """Start it where frida cannot enter it -> the process to wait for."""
+        gdb = shutil.which("gdb")
+        if gdb is None:
+            raise CannotError("it is linked statically: that needs gdb; apt install gdb")
+        path = Path(os.path.realpath(program[0]))
+        named = own_functions(path)
+        starts, main = (
+            sorted({*named.values()} or unwound(path))[:FUNCTIONS],
+            named.get("main.main", named.get("main", 0)),
+        )
+        agent = str(Path(__file__).with_name("gdb_agent.py"))
+        run = f"exec(compile(open({agent!r}).read(), {agent!r}, 'exec')); Follower(*{pipes!r}).run({starts!r}, {main})"
+        script = self._folder / "gdb.py"
+        script.write_text(run, "utf-8")
+        words = [gdb, "-nx", "-q", "-batch", "-iex", "set auto-load off", "-x", str(script), "--args", *program]
+        followed = subprocess.Popen(words, stdin=subprocess.DEVNULL)  # noqa: S603
+        ready, _, _ = select.select([self._messages], [], [], SLOW)
+        if not ready:
+            raise CannotError("gdb did not start it")
+        _, _, process, _ = STOP.unpack(os.read(self._messages, STOP.size))
+        self._watch(process, path)
+        os.write(self._replies, b"g")
+        return followed.pid
+
+    def _watch(self, process: int, path: Path) -> None:
         memory = ProcessMemory(process, str(path.parent))
         memory.leave_out()
         self._process, self._changes = process, Changes(memory)
-        device.resume(process)
-        return self._follow()
-
-    def _functions(self, agent: Any, path: Path) -> list[str]:
-        """Addresses of the program's own functions; of a stripped one, of those that can be unwound."""
-        base, named = agent.functions(str(path.parent))
-        return [*named, *([] if named else (hex(int(base, 16) + start) for start in unwound(path)))][:FUNCTIONS]
 
     def _follow(self) -> int:
         """Look at memory at each stop, until the program ends -> its return code."""
@@ -94,7 +132,7 @@ class Recorder:
             if ready:
                 function, leaves, process, _ = STOP.unpack(os.read(self._messages, STOP.size))
                 if function == END:
-                    code = leaves
+                    code = leaves if leaves < SIGNAL else SIGNAL - leaves
                     continue
                 os.write(self._replies, self._stop(function) if process == self._process else b"m")
                 continue
@@ -106,11 +144,11 @@ class Recorder:
         """The program's return code, or ``code`` where somebody else has waited for it; None while it runs."""
         if sys.platform != "win32":
             try:
-                process, status = os.waitpid(self._process, os.WNOHANG)
+                process, status = os.waitpid(self._waited, os.WNOHANG)
             except ChildProcessError:
                 return code
             if process:
-                return os.waitstatus_to_exitcode(status)
+                return os.waitstatus_to_exitcode(status) if self._waited == self._process else code
         return None
 
     def _stop(self, function: int) -> bytes:
@@ -127,6 +165,27 @@ def _may_be_values(words: Words) -> bool:
     """Whether most look like floats, or like pairs of shorter ones, rather than like numbers and addresses."""
     size = np.abs(words.view(np.float32))
     return float(np.mean((size > USUAL[0]) & (size < USUAL[1]))) > 0.75
+
+
+def is_static(path: Path) -> bool:
+    """Whether an ELF file needs no linker to be loaded."""
+    from elftools.elf.elffile import ELFFile
+
+    with path.open("rb") as file:
+        return all(segment["p_type"] != "PT_INTERP" for segment in ELFFile(file).iter_segments())
+
+
+def own_functions(path: Path) -> dict[str, int]:
+    """Where the functions of an ELF file begin, by its symbols."""
+    from elftools.elf.elffile import ELFFile
+
+    with path.open("rb") as file:
+        table: Any = ELFFile(file).get_section_by_name(".symtab")
+        symbols = list(table.iter_symbols()) if table is not None else []
+        return {
+            each.name: each["st_value"] for each in symbols
+            if each["st_info"]["type"] == "STT_FUNC" and each["st_size"] > 0 and not each.name.startswith("_")
+        }  # fmt: skip
 
 
 def unwound(path: Path) -> list[int]:
