@@ -19,6 +19,7 @@ from llamadiff.candidates.command import tail_of, words_of
 from llamadiff.candidates.source import CandidateSource, Context
 from llamadiff.ext.record.align import Alignment, Rows, align
 from llamadiff.ext.record.log import Log
+from llamadiff.ext.record.scripts import runners_of, title_of
 from llamadiff.ext.record.search import Memory, Search
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system import python_child
@@ -30,16 +31,18 @@ from llamadiff.trace.reader import Printed, Trace
 
 PREFIX = "record:"
 NOWHERE, TAKEN = "nowhere", "taken"  # keys of a producer: the first values that were not in its memory; its ids
+VARIABLES = "variables"  # the key of one whose values were seen where it gave them names, not in its memory
 FEW = 3  # taps that are named
 MOST = 1 << 30  # bytes of a program's writes that are kept
 MOST_IDS, SHOWN = 64, 12  # ids that are kept, and shown
 SHORT = ("f16", "bf16")  # dtypes of which a trace says that values had them
-_HEAD = 256  # bytes of a program that say what it is
 ELF = b"\x7fELF"  # how a compiled program begins
-_INTERPRETER = re.compile(r"(python|java|perl|ruby|bash|dash|sh|deno|bun)[0-9.]*")
 NATIVE = "llamadiff.ext.record.native"
-_SCRIPTS = {re.compile(r"node(js)?[0-9.]*"): "llamadiff.ext.record.javascript"}  # what runs them -> its recorder
-_SHEBANG = re.compile(rb"#!\s*(?:\S*/)?([^/\s]+)(?:[ \t]+(?:-S[ \t]+)?(\S+))?")
+RECORDERS = {  # of what runs a script
+    r"(python|pypy)w?[0-9.]*(\.exe)?": "llamadiff.ext.record.python_program",
+    r"node(js)?[0-9.]*(\.exe)?": "llamadiff.ext.record.javascript",
+}
+_INTERPRETER = re.compile(r"(java|perl|ruby|bash|dash|sh|deno|bun)[0-9.]*")
 WRITER = "docs/engines.md says how an engine writes what it computes"
 
 
@@ -56,42 +59,44 @@ def files(spec: str) -> Iterator[Path]:
 def open_source(spec: str) -> CandidateSource:
     """The program, which is run once the tokens are known. Raises UserError where it cannot be recorded."""
     program, *arguments = words_of(spec, PREFIX)
-    if platform.system() != "Linux":
-        raise UserError(f"{PREFIX} needs Linux; {WRITER}")
     found = shutil.which(program)
     if found is None:
         raise UserError(f"{program}: cannot be run (no such program)")
-    recorder = _recorder_of(program, found)
-    missing = [name for name in ("frida", "elftools") if find_spec(name) is None]
-    if missing and recorder == NATIVE:
-        raise UserError(f"--candidate {PREFIX}: {missing[0]} is missing: pip install frida pyelftools")
-    return CandidateSource(partial(_load, recorder, [found, *arguments]))
+    return CandidateSource(partial(_load, _recorder_of(program, found), [found, *arguments]))
 
 
 def _recorder_of(program: str, path: str) -> str:
     """The module whose ``main(folder, most, *words)`` runs a program and keeps what it writes as a log."""
+    runners = runners_of(Path(path))
+    for pattern, recorder in RECORDERS.items():
+        if any(re.fullmatch(pattern, name) for name in runners):
+            return recorder
     with open(path, "rb") as file:
-        begins = file.read(_HEAD)
-    shebang = _SHEBANG.match(begins)
-    runs = shebang[2 if shebang[1] == b"env" else 1] if shebang else Path(path).resolve().name.encode()
-    by = (runs or b"").decode(errors="replace")
-    for pattern, module in _SCRIPTS.items():
-        if pattern.fullmatch(by):
-            return module
-    if not begins.startswith(ELF) or _INTERPRETER.fullmatch(by):
+        is_compiled = file.read(len(ELF)) == ELF
+    if not is_compiled or any(_INTERPRETER.fullmatch(name) for name in runners):
         raise UserError(f"{program}: runs a script in a language that is not recorded; {WRITER}")
+    if platform.system() != "Linux":
+        raise UserError(f"{PREFIX} of a compiled program needs Linux; {WRITER}")
+    missing = [name for name in ("frida", "elftools") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"--candidate {PREFIX}: {missing[0]} is missing: pip install frida pyelftools")
     return NATIVE
 
 
 def _load(recorder: str, words: Sequence[str], context: Context) -> Trace:
-    name = Path(words[0]).name
+    name = Path(words[0]).name if recorder == NATIVE else title_of(words)
     with scratch_directory() as place:
         context.progress(f"running {name}")
         log = run_program(recorder, words, Path(place), context.timeout)
         context.progress("looking for its values")
-        search = Search(Memory(log))
-        found = align(context.model, search, context.tokens)
+        for part in dict.fromkeys([log.without_matrices(), log]):  # all of it where values are as large as weights
+            search = Search(Memory(part))
+            found = align(context.model, search, context.tokens)
+            if found.rows["embd"].places:
+                break
     producer: dict[str, Any] = {"name": name, "version": "as it is", "stops": log.stops, "dtype": search.dtypes[0]}
+    if recorder != NATIVE:
+        producer[VARIABLES] = True
     if found.nowhere is not None:
         producer[NOWHERE] = "{}, token {}".format(*found.nowhere)
         producer[TAKEN] = list(found.ids[:MOST_IDS])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import IO
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from llamadiff.ext.record.changes import Span
 from llamadiff.ext.record.memory import Words
 
+MATRICES = 1 << 63  # the address from which on there is what is more likely weights than values
 SPANS = np.dtype([("address", "<u8"), ("stop", "<u4"), ("words", "<u4")])
 
 
@@ -52,3 +54,13 @@ class Log:
         about = json.loads((folder / "about").read_text("utf-8"))
         self.stops, self.code, self.error = int(about["stops"]), int(about["code"]), str(about["error"])
         self.starts = np.concatenate([[0], np.cumsum(self.spans["words"], dtype=np.int64)])
+
+    def without_matrices(self) -> Log:
+        """Without what its addresses say to be weights rather than values of a few tokens; this log if nothing is."""
+        is_kept = self.spans["address"] < MATRICES
+        if is_kept.all():
+            return self
+        log = copy(self)
+        log.spans, log.words = self.spans[is_kept], self.words[np.repeat(is_kept, self.spans["words"])]
+        log.starts = np.concatenate([[0], np.cumsum(log.spans["words"], dtype=np.int64)])
+        return log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamadiff.ext.record.candidate import NOWHERE, TAKEN, other_ids
+from llamadiff.ext.record.candidate import NOWHERE, TAKEN, VARIABLES, other_ids
 from llamadiff.judge.preflight.checks import RECORDING, Check
 from llamadiff.judge.study import Study
 from llamadiff.judge.verdict import of_unjudged
@@ -18,8 +18,9 @@ def lost_values(study: Study, given: Trace) -> Check | None:
         return None
     if isinstance(taken, Sequence) and (says := other_ids(given.info.tokens, [*taken])):
         return Check(RECORDING, of_unjudged(), f"{first}: {says}")
+    more = "give each op's result a name" if VARIABLES in given.info.producer else "record a build without optimization"
     says = (
         f"{first}: the right values were never in its memory, nor anything that follows from them; it goes wrong "
-        f"there, or in what it does not store before it; record a build without optimization, or write the taps"
+        f"there, or in what it does not store before it; {more}, or write the taps"
     )
     return Check(RECORDING, of_unjudged(), says)

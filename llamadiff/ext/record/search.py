@@ -119,8 +119,7 @@ class Memory:
 
     def between(self, low: np.uint32, high: np.uint32) -> Indices:
         """Numbers of the logged words from ``low`` up to ``high``, in the order of floats."""
-        first = np.searchsorted(self._sorted, np.uint32(low))  # of another type, all words would be converted
-        return self._order[first : np.searchsorted(self._sorted, np.uint32(high), "right")]
+        return self._order[np.searchsorted(self._sorted, low) : np.searchsorted(self._sorted, high, "right")]
 
     def count(self, low: Words, high: Words) -> Indices:
         """How many of the logged words are in each range."""

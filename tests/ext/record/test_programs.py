@@ -36,7 +36,8 @@ def test_a_program_is_judged_by_what_lies_in_its_memory(switch, word, tmp_path):
     [
         ("./nothere", "./nothere: cannot be run (no such program)"),
         ("./script", "./script: runs a script in a language that is not recorded; docs/engines.md"),
-        ("python3 engine.py", "python3: runs a script"),
+        ("python3 engine.py", "python3: ended with exit code 2"),
+        ("python3", "python3: cannot be recorded (no program behind python: expected python engine.py"),
         ("false", "false: ended with exit code 1"),
         ("", "no command; expected record: ./engine"),
     ],

@@ -1,0 +1,1 @@
+"""Tests of what judges the tensors of a file, and of checkpoints that become one."""
