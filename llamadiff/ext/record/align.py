@@ -137,7 +137,8 @@ class Alignment:
 def align(model: Runnable, search: Search, tokens: Sequence[int]) -> Alignment:
     """Run the engine over the tokens, and find in memory what it gives; what is wrong there, by its place."""
     alignment = _Alignment(model, search, tokens)
-    rows = alignment.run()
+    alignment.run()
+    rows = alignment.without_copies()
     name, lacking = next(iter(alignment.dark().items()), ("", []))
     if not name:
         return Alignment(rows)
@@ -163,7 +164,8 @@ class _Alignment:
         self._together = set[str]()  # words of taps that were wrong together
         self.limit = np.inf
 
-    def run(self) -> dict[str, Rows]:
+    def run(self) -> None:
+        """Find what is there, and then, one after another, what is wrong."""
         self._go_on(0)
         self.limit = self._rounding()
         self._go_on(0)
@@ -181,7 +183,6 @@ class _Alignment:
                 words = {self._rows[name].tap.kind.word for name in placed}  # in other layers it may be known now
                 self._together |= words if len(words) > 1 else set()
                 unplaced = {name for name in unplaced if self._rows[name].tap.kind.word not in words}
-        return self._rows
 
     def _go_on(self, part: int) -> None:
         """The run from a part on, as it is placed so far."""
@@ -227,14 +228,38 @@ class _Alignment:
     def _shown(self) -> dict[str, set[int]]:
         """The rows of each tap that are right by what is there.
 
-        What was never stored is answered for by what follows; what is there and is not right answers for nothing.
+        What was never stored is answered for by what follows, and so is a copy of what it is made of, which is there
+        whatever the program computes; what is there and is not right answers for nothing.
         """
         shown = dict[str, set[int]]()
         for name in reversed(self._consumers):
-            rows = self._rows.get(name)
-            answered = set[int]().union(*(shown[each] for each in self._consumers[name]))
-            shown[name] = (rows.close(self.limit) if rows else set()) | answered.difference(rows.places if rows else ())
+            shown[name] = set[int]().union(*(shown[each] for each in self._consumers[name]))
+            if (rows := self._rows.get(name)) is not None:
+                close, answered = rows.close(self.limit), shown[name]
+                shown[name] = {row for row in close if row in answered or not self._is_copy(name, row)}
+                shown[name] |= answered.difference(rows.places)
         return shown
+
+    def _is_copy(self, name: str, row: int) -> bool:
+        """Whether attention gives a row the values of one that it is made of, as it does of the first token's V."""
+        inputs, mixes = self._made_of(name)
+        values = self._rows[name].values[row]
+        return mixes and any(bool(np.isin(values, self._rows[each].values[row]).all()) for each in inputs)
+
+    def _made_of(self, name: str) -> tuple[list[str], bool]:
+        """What is sought of what a tap is computed from; and whether it is so by scores, from rows of other tokens."""
+        tap = self._rows[name].tap
+        inputs = inputs_of(tap, self._model, self._rows)
+        return inputs, not {*self._model.inputs(tap)} <= {*inputs}
+
+    def without_copies(self) -> dict[str, Rows]:
+        """The rows, but for those that may lie in memory though the program has others."""
+        shown = self._shown()
+        found = dict(self._rows)
+        for name, rows in self._rows.items():
+            doubtful = {row for row in rows.close(self.limit) - shown[name] if self._is_copy(name, row)}
+            found[name] = replace(rows, places={row: each for row, each in rows.places.items() if row not in doubtful})
+        return found
 
     def _to_place(self, name: str) -> list[int]:
         """Rows of a tap that may be wrong: nothing says that they are right, and of all they are computed from it does.
@@ -242,8 +267,7 @@ class _Alignment:
         What is computed from rows that are not known would follow from the rows of other tokens too.
         """
         known = {each: rows | self._placed.get(each, {}).keys() for each, rows in self._shown().items()}
-        inputs = inputs_of(self._rows[name].tap, self._model, self._rows)
-        mixes = not {*self._model.inputs(self._rows[name].tap)} <= {*inputs}  # by scores, rows of all tokens before it
+        inputs, mixes = self._made_of(name)
         given = [known[each] for each in inputs]
         return [
             row for row in range(len(self._tokens))
