@@ -28,6 +28,7 @@ PLAIN = 1e-9  # NMSE below which rounding is float32's: a coarser one hides what
 PAIRS = 6  # hypotheses of each of two taps
 NEAR = 4  # taps between two that are tried together
 BEYOND = 6  # taps computed from one by which it is verified: what is added to the residual shows which row it is
+LOST = 1  # of these that may be stored nowhere
 ROUNDING = {"f32": 1e-11, "f64": 1e-11, "f16": 1e-6, "bf16": 1e-4}  # NMSE that a dtype leaves of a row, and more
 MORE = 1e3  # than others' a right row's NMSE may be, where most rows were found
 
@@ -312,7 +313,7 @@ class _Alignment:
             follow, gained = self._gained(placed)
             if gained.total() > most.total():
                 best, most = placed, gained
-                if all(most[row] == follow for rows in placed.values() for row in rows):
+                if all(most[row] >= follow - LOST for rows in placed.values() for row in rows):
                     break
         return None if best is None else {
             name: {row: each for row, each in rows.items() if row in most} for name, rows in best.items()

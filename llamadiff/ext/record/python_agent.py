@@ -442,7 +442,9 @@ class Recorder:
             return 0
         cost = count * size * kind.cost
         is_small = cost <= SMALL
-        known = self._recall(id(value), value) if is_small else self._recall((id(owner), start, shape), owner)
+        known = self._recall(
+            (id(value), code, name) if is_small else (id(owner), start, shape), value if is_small else owner
+        )
         seen = kind.raw(value) if is_small else kind.sample(value, shape)
         is_cache = not is_small and bool(known.lines or (known.content and seen == known.seen))  # some rows change
         if seen != known.seen and self._place[1] and _is_partly(known.seen, seen):

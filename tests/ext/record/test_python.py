@@ -232,6 +232,6 @@ def test_the_interpreter_of_a_script(line, words, tmp_path):
 @pytest.mark.skipif(os.name != "posix", reason="scripts are run by their first line")
 def test_a_script_is_recorded_by_its_first_line(tmp_path):
     script = tmp_path / "script"
-    script.write_text(f"#!{sys.executable}\nx = [float(n) for n in range(1, 9)]\nprint(x)\n", "utf-8")
+    script.write_text(f"#!{sys.executable}\nx = list(map(float, range(1, 9)))\nprint(x)\n", "utf-8")
     script.chmod(0o755)
     assert run_program(MODULE, [str(script)], tmp_path, 60).words.size == 16
