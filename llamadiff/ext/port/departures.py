@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -84,6 +84,17 @@ def ends_of(graph: Graph, n_layer: int) -> dict[int, int]:
     if len(found) <= n_layer:
         found = dict(_between_layers(graph, n_layer))
     return found if last.number in found else {**found, last.number: n_layer + 1}
+
+
+def without_head(graph: Graph, values: Mapping[int, Array], n_layer: int, size: int) -> Graph:
+    """The graph up to its last node that has as many values as a model gives; all of it where none of the head has.
+
+    A model that embeds texts has no head, and llama.cpp computes logits of its file all the same.
+    """
+    nodes, ends = graph.nodes, ends_of(graph, n_layer)
+    after = {node.number for node in parts_of(graph, ends)[-1]} | {number for number, i in ends.items() if i == n_layer}
+    given = [place for place, node in enumerate(nodes) if node.number in after and values[node.number].size == size]
+    return replace(graph, nodes=nodes[: given[-1] + 1]) if given else graph
 
 
 def _read_by(graph: Graph, number: int) -> tuple[int, ...]:

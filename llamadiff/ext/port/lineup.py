@@ -34,7 +34,7 @@ from llamadiff.ext.port.alignment import (
     seen_of,
     whole_of,
 )
-from llamadiff.ext.port.departures import Departure, departures, ends_of, parts_of, sum_of
+from llamadiff.ext.port.departures import Departure, departures, ends_of, parts_of, sum_of, without_head
 from llamadiff.ext.port.graph_values import Again
 from llamadiff.ext.port.layout import Layout, Moved, layouts, nearest_layout, sorted_columns, sorted_rows
 from llamadiff.ext.port.otherwise import Key, Search, Spot, StandIn
@@ -110,7 +110,9 @@ class LiningUp:
     def __init__(
         self, model: Any, graph: Graph, weights: Weights, values: Mapping[int, Array], n_layer: int, edits: Edits
     ) -> None:
-        self.model, self.graph, self.values = model, graph, dict(values)
+        self.model_logits = logits_of(model, graph.tokens).ravel()  # first: it sets up what a run needs
+        self.model, self.values = model, dict(values)
+        self.graph = graph = without_head(graph, values, n_layer, self.model_logits.size)
         self.parameters = {name: x.detach().float().numpy() for name, x in model.named_parameters()}
         self.ends = ends_of(graph, n_layer)
         self.parts = parts_of(graph, self.ends)
@@ -123,7 +125,6 @@ class LiningUp:
 
     def run(self) -> Lineup:
         """Line up until nothing new parts."""
-        self.model_logits = logits_of(self.model, self.graph.tokens).ravel()  # first: it sets up what a run needs
         self.model_run = recorded(self.model, self.graph.tokens, self.given)
         self.known = ByValue(self.model_run)
         self.search = Search(self.graph, self.again, self.known, self.parameters)
@@ -229,6 +230,8 @@ class LiningUp:
             alike = [each for each in apart if each.node.op == op and each not in chosen]
             if len(alike) > 1:
                 chosen |= self._together(alike)
+        left = [each for each in apart if each not in chosen]
+        chosen |= {each: found for each in left if (found := self._searched(each)) is not None}
         if len(chosen) > 1:
             alone = [each for each, choice in chosen.items() if self._explains_all(each.part, choice)]
             chosen = {each: chosen[each] for each in alone[:1]} or chosen
@@ -269,7 +272,11 @@ class LiningUp:
             found = self._shown(departure.part, [(each,) for each in self._left_out(departure, node)])
             if found is not None:
                 return found[0]
-        otherwise = self.otherwise(self._place_of(departure, chain), self._keys)
+        return None
+
+    def _searched(self, departure: Departure) -> StandIn | None:
+        """What the model does there that no op alone shows."""
+        otherwise = self.otherwise(self._place_of(departure, list(self._chain(departure.node))), self._keys)
         if otherwise is None or otherwise.op is None or otherwise.values is None:
             return self._by_a_known_bug(departure)
         return otherwise

@@ -70,7 +70,8 @@ def headline(found: Port) -> str:
     if found.verdict == WRONG and found.steps is not None:
         return f"llama.cpp's graph is right in one go, and not its decode steps: {found.steps.headline}"
     if found.verdict == MATCH:
-        return f"llama.cpp computes what {code} does: logits agree to {_size(found.logits)}"
+        agree = f"{found.end} agrees" if found.end is not None else "logits agree"
+        return f"llama.cpp computes what {code} does: {agree} to {_size(found.logits)}"
     if found.steps is not None and found.steps.verdict == UNCHECKED:
         return f"the graph is what {found.code} computes, and llama.cpp's decode steps were not all judged by it"
     kernel = "llama.cpp's own run is not what its graph gives: a kernel is wrong, and llamadiff backend says which"
@@ -107,6 +108,8 @@ def _counted(found: Port) -> Iterator[str]:
         f"of llama.cpp's {lineup.nodes} nodes {lineup.aligned} have values that the model has too"
         f"{f', {lineup.inside} are steps between such' if lineup.inside else ''}{others}"
     )
+    if found.end is not None:
+        yield f"{found.code} ends with {found.end}: what llama.cpp computes of that is not compared"
     if found.quantized:
         yield (
             f"the model was given the file's matrices ({', '.join(found.quantized)}): what they cost is not looked at; "
@@ -139,7 +142,7 @@ def as_json(found: Port) -> str:
         "prompt": found.prompt, "checkpoint_ids": found.other_ids, "baseline": found.baseline,
         "nodes": {"all": found.lineup.nodes, "aligned": found.lineup.aligned, "inside": found.lineup.inside},
         "logits": found.logits, "own_logits": found.own,
-        "quantized": found.quantized, "mended": found.lineup.mended,
+        "end": found.end, "quantized": found.quantized, "mended": found.lineup.mended,
         "steps": None if found.steps is None else {"verdict": found.steps.verdict, "headline": found.steps.headline},
         "keys": found.keys, "concerns": found.concerns, "unsaid": found.unsaid, "third_opinion": found.opinion,
         "places": [_place(place) for place in found.places],

@@ -13,7 +13,7 @@ from llamadiff.ext.graph.graph import Graph, GraphNode
 from llamadiff.ext.port.causes import Causes
 from llamadiff.ext.port.lineup import Departed, LiningUp, kind_of, word_of
 from llamadiff.ext.port.otherwise import Key, StandIn
-from llamadiff.ext.port.sides import FILE, GRAPH, MODEL
+from llamadiff.ext.port.sides import FILE, GRAPH, KEYLESS, MODEL
 from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import CodeLine
 from llamadiff.result.diagnosis import Cause
@@ -73,6 +73,11 @@ class Apart:
             says = says.replace(theirs, ours)
         return self._in_all_layers(says)
 
+    @property
+    def is_keyless(self) -> bool:
+        """Whether llama.cpp does it by itself, whatever a file says."""
+        return self.cause is not None and self.cause.name in KEYLESS
+
     def _in_all_layers(self, says: str) -> str:
         """What is said of the first of several layers, of all of them."""
         if len(self.layers) < 2:
@@ -121,7 +126,7 @@ class Reasons:
 
     def side(self, place: Apart, side: str) -> str:
         """Who is wrong, by what the file's tensors say, and by ``side`` else."""
-        if self.opinion == MODEL:  # a third reading of the file has the model's logits
+        if place.is_keyless or self.opinion == MODEL:  # a third reading of the file has the model's logits
             return GRAPH
         layer = place.layers[0] if place.layers else None
         if layer not in self._asked:

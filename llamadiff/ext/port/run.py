@@ -49,7 +49,7 @@ class Port:
     file's matrices, where the model was given these. ``steps``: llama.cpp's own run, its last tokens as decode steps,
     judged by the graph of all tokens in one go. ``concerns``: what is odd about the file by itself. ``other_ids``: the
     prompt's by the checkpoint's own tokenizer, where llama.cpp has others. ``unseen``: the command that looks at what
-    was not looked at here.
+    was not looked at here. ``end``: the last node that the model has, where llama.cpp's graph goes on.
     """
 
     model: Mapping[str, Any]
@@ -69,6 +69,7 @@ class Port:
     concerns: Sequence[str] = ()
     other_ids: tuple[int, ...] | None = None
     unseen: str | None = None
+    end: str | None = None
 
     @property
     def decoded(self) -> int:
@@ -110,13 +111,14 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         lining = LiningUp(model, graph.graph, graph.weights, values, n_layer, causes.edits)
         found = lining.run()
     ids = None if is_own else other_ids(checkpoint, trace.info)
-    logits = values[graph.graph.nodes[-1].number].ravel()
+    last = lining.graph.nodes[-1]
+    logits, end = values[last.number].ravel(), last.label or taps.LOGITS
     config = _config_of(model)
     keys, unsaid, opinion, faults = list[str](), dict[str, float](), None, list[Oddity]()
     places = list[Apart]()
     if found.departed:
         how.progress("searching for causes")
-        opinion = third_opinion(file, trace.info.tokens, logits, lining.model_logits)
+        opinion = third_opinion(file, trace.info.tokens, logits, lining.model_logits, end)
         if opinion != MODEL:  # which shows that all is in the file
             faults, unsaid = faults_of(file, checkpoint, config), unstated(file, config, read)
             unsaid = {name: x for name, x in unsaid.items() if not any(name in each.says for each in faults)}
@@ -135,14 +137,14 @@ def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
         keys += blame.unkept(place.layers for place in places if place.side == UNSURE)
         places = [replace(each, otherwise=f"pools by {pooling}") if POOLED in each.name else each for each in places]
     steps = judge(graph, trace, None, replace(how, diagnose=False)) if run.n_predict else None
-    end = graph.graph.nodes[-1].label or taps.LOGITS
     recorded = trace[end].ravel() if end in trace else None
     return Port(
         file.describe(), type(model).__name__, file.token_texts(trace.info.tokens), dict(trace.info.producer),
         places, found, found.logits, distance(recorded, logits) if recorded is not None else float("nan"),
-        keys, unsaid, opinion, quantized, steps, trace.info.prompt,
+        keys, {} if all(each.is_keyless for each in places) else unsaid, opinion, quantized, steps, trace.info.prompt,
         _concerns(file, faults if found.departed else [*other_keys(file, config)], bool(found.departed)), ids,
         None if is_own else shlex.join(["llamadiff", "weights", str(path), checkpoint]),
+        end if last is not graph.graph.nodes[-1] else None,
     )  # fmt: skip
 
 

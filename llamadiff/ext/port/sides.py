@@ -31,6 +31,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "softcap": ("TANH", "SCALE", "SOFT_MAX"), "scale": ("SCALE", "ADD", "SOFT_MAX", "GET_ROWS", "MUL_MAT"),
     "clamp": ("CLAMP",), "pooling": ("result_embd_pooled",),
 }  # fmt: skip
+KEYLESS = ("rope-yarn-unrounded",)  # known bugs by which a model may part from llama.cpp, and no key can say so
 UNUSED = ("initializer", "dropout", "pdrop", "_std", "aux_loss")  # of training alone
 
 
@@ -100,12 +101,28 @@ def _tells(value: Sequence[Any], layers: Sequence[int]) -> bool:
     return bool(layers) and len({str(value[layer]) for layer in layers if layer < len(value)}) == 1
 
 
-def third_opinion(file: ModelFile, tokens: tuple[int, ...], graph: Array, model: Array) -> str | None:
-    """Whose logits the reference engine has for this file: llama.cpp's, or the model's; None if it has neither."""
+class _Last(Tap):
+    """Keeps what one tap gave."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.values = name, np.empty(0)
+
+    def __call__(self, name: str, x: Array) -> Array:
+        if name == self.name:
+            self.values = x
+        return x
+
+
+def third_opinion(file: ModelFile, tokens: tuple[int, ...], graph: Array, model: Array, end: str) -> str | None:
+    """Whose values the reference engine has at the ``end`` of this file: llama.cpp's, or the model's; None if it has
+    neither.
+    """
     engine, _ = in_engine(file)
     if engine is None:
         return None
-    own = engine.engine.forward(tokens, tap=Tap()).ravel()
+    tap = _Last(end)
+    logits = engine.engine.forward(tokens, tap=tap)
+    own = (tap.values if tap.values.size else logits).ravel()
     near = {who: distance(own, x) for who, x in ((GRAPH, graph), (MODEL, model)) if x.size == own.size}
     who = min(near, key=lambda each: near[each], default=None)
     return who if who is not None and near[who] <= AGREES else None

@@ -418,6 +418,31 @@ def test_ids_of_the_prompt_are_those_of_the_checkpoints_tokenizer(checkpoint, tm
     assert "ids of the prompt are not those of the checkpoint's tokenizer" in headline(found)
 
 
+def test_yarn_that_a_config_wants_unrounded_is_llama_cpps_to_mend(tmp_path):
+    """As gpt-oss has it: no key of a file can say so."""
+    rope = {**MODELS["qwen2"][1]["rope_parameters"], "truncate": False}
+    folder = make(tmp_path / "ck", "qwen2", rope_parameters=rope)
+    path = convert(folder, "qwen2", tmp_path / "m.gguf", "F32")
+    found = port(path, str(folder), Run(tokens=TOKENS), USUAL)
+    [place] = found.places
+    assert (place.side, place.name) == (GRAPH, "ROPE Qcur_rope and Kcur_rope, layers 0, 1")
+    assert place.says == ("blends YaRN's frequencies over pairs 0.00 to 2.69; llama.cpp's graph rounds these to 0 to 3")
+
+
+@pytest.mark.parametrize("wrong", ["", "result_norm", "l_out-1"])
+def test_what_a_checkpoint_without_a_head_does_not_compute_is_not_compared(wrong, checkpoint, monkeypatch, tmp_path):
+    import transformers
+
+    folder = tmp_path / "headless"
+    transformers.AutoModel.from_pretrained(checkpoint("qwen3")).save_pretrained(folder)
+    path = convert(checkpoint("qwen3"), "qwen3", tmp_path / "m.gguf", "F32")
+    erring(monkeypatch, {wrong: 1.01} if wrong else {})
+    found = port(path, str(folder), Run(tokens=TOKENS), USUAL)
+    assert [node.label for place in found.places for node in place.nodes] == [wrong] * bool(wrong)
+    assert (found.verdict, found.code, found.end) == ("wrong" if wrong else "match", "Qwen3Model", "result_norm")
+    assert headline(found).endswith("result_norm agrees to " + f"{found.logits:.1e}") or wrong
+
+
 def test_what_cannot_be_held_against_each_other_is_refused(checkpoint, tmp_path):
     quantized = convert(checkpoint("llama"), "llama", tmp_path / "q.gguf", "Q8_0")
     with pytest.raises(UserError, match=r"model_type is 'qwen3', q.gguf holds llama; give the checkpoint"):

@@ -46,6 +46,13 @@ def yarn_inverted(e: Engine, right: Edit, positions: Array) -> Array:
     return theta * e.h.factor * (1 - keep) + theta * keep
 
 
+def yarn_unrounded(e: Engine, right: Edit, positions: Array) -> Array:
+    """Pair by pair, by how often each turns over the original context."""
+    plain, turns = plain_theta(e, positions), e.h.original / (2 * np.pi / e.frequencies())
+    keep = np.clip(np.log(turns) / np.log(32), 0, 1)  # 32 turns and more stay, 1 and less are divided
+    return plain * keep + plain / e.h.factor * (1 - keep)
+
+
 def turning(change: Callable[[Engine, Edit, Array, str], Array]) -> dict[str, Edit]:
     """Heads of one side, Q or K, rotated in another way."""
     return {"rotated": change}
@@ -92,6 +99,8 @@ INJECTIONS = (
     bug("rope: YaRN's angles as linear", "rope-yarn-as-linear", WORDS, AS_LINEAR, models=("llama-yarn",), others=SAME),
     bug("rope: YaRN without temperature", "rope-yarn-magnitude", WORDS, NO_TEMPERATURE, models=("llama-yarn",),
         others=SAME),
+    bug("rope: YaRN's range not rounded", "rope-yarn-unrounded", WORDS, {"theta": yarn_unrounded},
+        models=("llama-yarn",), others=SAME),
     bug("rope: factors ignored", "rope-factors-ignored", WORDS, {"factors": lambda e, right: np.ones_like(right())},
         models=("llama-factors",), others=SAME),
     bug("rope: factors inverted", "rope-factors-inverted", WORDS, {"factors": lambda e, right: 1 / right()},

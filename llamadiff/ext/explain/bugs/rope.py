@@ -17,7 +17,7 @@ from llamadiff.ext.explain.solve import ROPE_BASE, ROPE_FACTOR
 from llamadiff.ext.graph.engine import Alter
 from llamadiff.ext.graph.graph import GraphNode
 from llamadiff.ext.graph.op import Op, Operand
-from llamadiff.ext.graph.ops.rope import MROPE, NEOX
+from llamadiff.ext.graph.ops.rope import MROPE, NEOX, Parameters, yarn_ramp
 
 SCALING = "shainet#111, mlxcel#1355, imp#880"  # who had bugs of scaled positions
 DIMS, MODE, BASE, SCALE, EXT, ATTN = 1, 2, 5, 6, 7, 8  # places among the parameters
@@ -141,6 +141,23 @@ def rope_yarn_magnitude(site: Site) -> Iterator[Edit]:
         needs = f"this model multiplies cos and sin by {own:.4g}" if abs(own - 1) > 1e-6 else "this model has none"
         fix = f"multiply cos and sin by {own:.4g}" if abs(own - 1) > 1e-6 else "leave cos and sin as they are"
         yield Edit(with_float(p8=magnitude / grown), f"{does}; {needs}", f"{magnitude == 1}", fix=fix)
+
+
+@at_nodes("ROPE", fix="round YaRN's correction range down and up, as llama.cpp does", source="vllm#27722, tvm#18576")
+def rope_yarn_unrounded(site: Site) -> Iterator[Edit]:
+    """YaRN's correction range is not rounded to whole pairs."""
+    s = Parameters.of(site.ints, site.floats)
+    if not s.ext_factor:
+        return
+    (low, high), half = s.yarn_range, s.n_dims // 2
+    own, other = yarn_ramp(half, math.floor(low), math.ceil(high)), yarn_ramp(half, low, high)
+    if np.array_equal(own, other):
+        return
+    kept, keeps = (s.scale + (1 - s.scale) * s.ext_factor * ramp for ramp in (own, other))
+    pairs = f"{math.floor(low)} to {math.ceil(high)}"
+    says = f"blends YaRN's frequencies over pairs {low:.2f} to {high:.2f}; this model rounds these to {pairs}"
+    fix = f"blend over pairs {pairs}, as llama.cpp does; truncate = false in a config.json asks for what you have"
+    yield Edit(_with_factors(kept / keeps), says, fix=fix)
 
 
 @at_nodes("ROPE", fix="divide frequencies by rope_freqs.weight", source=SCALING)

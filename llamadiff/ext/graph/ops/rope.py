@@ -31,11 +31,20 @@ class Parameters:
     offset: int
 
     @classmethod
-    def of(cls, n: Op) -> Parameters:
-        base, scale, ext, attn, fast, slow = (float(value) for value in n.floats[5:11])
-        sections = tuple(int(size) for size in n.ints[11:15])
-        dims, mode, ctx = int(n.ints[1]), int(n.ints[2]), int(n.ints[4])
-        return cls(dims, mode, ctx, base, scale, ext, attn, fast, slow, sections, int(n.ints[15]))
+    def of(cls, ints: Array, floats: Array) -> Parameters:
+        base, scale, ext, attn, fast, slow = (float(value) for value in floats[5:11])
+        sections = tuple(int(size) for size in ints[11:15])
+        dims, mode, ctx = int(ints[1]), int(ints[2]), int(ints[4])
+        return cls(dims, mode, ctx, base, scale, ext, attn, fast, slow, sections, int(ints[15]))
+
+    @property
+    def yarn_range(self) -> tuple[float, float]:
+        """The pairs between which YaRN blends, before ggml rounds them outwards (ggml_rope_yarn_corr_dims)."""
+        low, high = (
+            self.n_dims * math.log(self.n_ctx_orig / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+            for turns in (self.beta_fast, self.beta_slow)
+        )
+        return max(0.0, low), min(self.n_dims - 1.0, high)
 
 
 @op("ROPE", rounds=True, stored=True)
@@ -51,7 +60,7 @@ def rope_back(n: Op) -> Array:
 
 
 def _rotated(n: Op, direction: float) -> Array:
-    s = Parameters.of(n)
+    s = Parameters.of(n.ints, n.floats)
     turn, magnitude = _turns(n, s)
     return _turned(n, s, np.cos(turn) * magnitude, direction * np.sin(turn) * magnitude)
 
@@ -67,7 +76,7 @@ def turned_as(n: Op, found: Array, off: float, least: float) -> Array:
 
     They are taken to be no further from the right ones than ``off`` times the angle and ``least`` radians.
     """
-    s, x = Parameters.of(n), n.x().astype(np.float64)
+    s, x = Parameters.of(n.ints, n.floats), n.x().astype(np.float64)
     (turn, magnitude), (first, second) = _turns(n, s), _places(s, x.shape[-1])
     z, w = (v[..., first] + 1j * v[..., second] for v in (x, found.astype(np.float64)))
     over = tuple(axis for axis in range(z.ndim) if axis not in (z.ndim - 3, z.ndim - 1))
@@ -143,10 +152,11 @@ def _scaled(s: Parameters, theta: Array, factors: Array | None, exact: bool) -> 
 
 
 def _keep(s: Parameters, half: int) -> Array:
-    """How much of each frequency stays unscaled (ggml_rope_yarn_corr_dims)."""
+    """How much of each frequency stays unscaled."""
+    low, high = s.yarn_range
+    return yarn_ramp(half, math.floor(low), math.ceil(high))
 
-    def pair(turns: float) -> float:
-        return s.n_dims * math.log(s.n_ctx_orig / (turns * 2 * math.pi)) / (2 * math.log(s.base))
 
-    low, high = max(0.0, math.floor(pair(s.beta_fast))), min(s.n_dims - 1.0, math.ceil(pair(s.beta_slow)))
+def yarn_ramp(half: int, low: float, high: float) -> Array:
+    """1 for pairs up to ``low``, 0 from ``high`` on, and a straight line between (rope_yarn_ramp)."""
     return np.asarray(1 - np.clip((np.arange(half) - low) / max(0.001, high - low), 0, 1))
