@@ -35,6 +35,11 @@ def judge_weights(
     for adapter, base in ((model, other), (other, model)):
         if Path(base).is_file() and Path(adapter).is_file() and _is_adapter(adapter) and not _is_adapter(base):
             return fitted(inspect(adapter, progress), ModelFile(adapter), _model_at(base))
+    if Path(other).is_dir() and _is_adapter(model):
+        raise UserError(
+            f"{model}: is a LoRA adapter, {other} holds a model: llamadiff weights {model} MODEL.gguf says whether it "
+            f'fits; llamadiff port MODEL.gguf MERGED "text" --llama-cpp lora={model} looks at a merged checkpoint'
+        )
     side = _other_side(model_file, Path(other))
     report = compare_weights(model_file, side, progress)
     if not load or not isinstance(side, (Checkpoint, CheckpointByNames, OtherFile)):

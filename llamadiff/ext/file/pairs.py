@@ -11,6 +11,7 @@ from llamaref.weights import block_sizes
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.file.cost import Cost, QuantizedRows, costs_of
 from llamadiff.ext.file.distance import SHARE, Distance, Meter, place_in_words
+from llamadiff.ext.file.merged import added_to
 from llamadiff.ext.file.result import TensorRow
 from llamadiff.ext.file.statistics import PLAIN, Sums
 from llamadiff.ext.file.views import InFile, View, blocks_of_rows, rows_of, sample, width_of
@@ -48,6 +49,11 @@ class Pair:
     def name(self) -> str:
         return self.ours.name
 
+    @property
+    def least(self) -> float:
+        """The NMSE that is left where nothing is wrong and the type costs nothing: a merged sum is rounded again."""
+        return self.floor if self.ours.added is None else max(self.floor, floor_of("merged", self.theirs.kind))
+
 
 FREE = Cost(0.0, 0.0)
 
@@ -55,7 +61,7 @@ FREE = Cost(0.0, 0.0)
 def floor_of(rule: str, kind: str) -> float:
     """What is lost in making a tensor: nothing, but where sums of 16-bit values were rounded to such again."""
     kind = kind.lower()
-    return max(FLOOR, 8 * ROUNDING[kind]) if rule in ("plus one", "-exp") and kind in ROUNDING else FLOOR
+    return max(FLOOR, 8 * ROUNDING[kind]) if rule in ("plus one", "-exp", "merged") and kind in ROUNDING else FLOOR
 
 
 @dataclass(frozen=True)
@@ -75,11 +81,11 @@ class Measured:
     @property
     def limit(self) -> float:
         """The NMSE that honest quantization stays below."""
-        return min(SLACK * self.cost.nmse, MOST) + self.pair.floor
+        return min(SLACK * self.cost.nmse, MOST) + self.pair.least
 
     @property
     def block_limit(self) -> float:
-        return min(BLOCK_SLACK * max(self.cost.worst, SLACK * self.cost.nmse), MOST) + 100 * self.pair.floor
+        return min(BLOCK_SLACK * max(self.cost.worst, SLACK * self.cost.nmse), MOST) + 100 * self.pair.least
 
     def off(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         """Which blocks are off: [row, block]."""
@@ -114,10 +120,12 @@ class Measured:
 
 
 def in_file(model: ModelFile, name: str) -> InFile:
-    """A tensor of a file, by ggml's decoder if it is to be trusted, times its .scale where it has one."""
+    """A tensor of a file, by ggml's decoder if it is to be trusted, times its .scale where it has one, and with what
+    an adapter that is applied adds to it.
+    """
     weights, scale = model.weights, scale_of(name)
     factor = weights.whole(scale).reshape(-1) if weights.type(name) in SCALED and scale in weights else None
-    return InFile(weights, name, model.dequantizer.decoder(name), factor)
+    return InFile(weights, name, model.dequantizer.decoder(name), factor, added_to(weights.adapter, name))
 
 
 def scale_of(name: str) -> str:
@@ -169,7 +177,7 @@ def measure(pair: Pair) -> Measured:
 def _same_bytes(pair: Pair) -> bool:
     """Whether both are tensors of files, of one type, and equal byte for byte."""
     a, b = pair.ours, pair.theirs
-    if not isinstance(b, InFile) or a.kind != b.kind or a.shape != b.shape:
+    if not isinstance(b, InFile) or a.kind != b.kind or a.shape != b.shape or a.added is not None:
         return False
     if not np.array_equal(1.0 if a.scale is None else a.scale, 1.0 if b.scale is None else b.scale):
         return False

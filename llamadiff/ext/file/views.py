@@ -71,13 +71,14 @@ def sample(view: View, most: int) -> Array:
 @dataclass(frozen=True)
 class InFile:
     """A tensor of a GGUF file. ``decode``: a faster decoder of its rows than gguf-py's; ``scale``: a factor of all of
-    it, or of each expert.
+    it, or of each expert. ``added``: what is added to its rows.
     """
 
     weights: Weights
     name: str
     decode: Callable[[Array], Array] | None = None
     scale: Array | None = None
+    added: Callable[[Array], Array] | None = None
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -100,6 +101,8 @@ class InFile:
             values = self.decode(some) if self.decode is not None else self.weights.decode_rows(self.name, some)
             if self.scale is not None:
                 values = values * self.scale[rows * len(self.scale) // len(self._rows)][:, None]
+            if self.added is not None:
+                values = values + self.added(rows)
         return np.asarray(values, np.float32)
 
 

@@ -13,7 +13,8 @@ from llamaref.known_tensors import usual_names
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.ext.file.views import Stored, View
+from llamadiff.ext.file.pairs import in_file
+from llamadiff.ext.file.views import Stored, View, whole
 from llamadiff.ext.port.alignment import distance
 from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import layers_of
@@ -24,6 +25,7 @@ from llamadiff.trace.stated import reason
 
 Array = NDArray[Any]
 KEPT = {"F16": "float16", "BF16": "bfloat16"}  # types of matrices that a model's own are rounded to
+MERGED = 1e-4  # NMSE of what a merged adapter is off by, rounded to 16 bits
 NEAR = 0.5  # NMSE of what a quantization makes of a matrix; that of another one is 2
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 NEEDS = "port needs torch and transformers: pip install torch transformers"
@@ -114,8 +116,13 @@ def kept_as_in(model: Any, file: ModelFile) -> tuple[str, ...]:
         else:
             usual = usual_names(file.architecture, len(layers_of(model)))
             common = kinds.pop() if len(kinds) == 1 else None  # of what has another name in the file
+            adapted = weights.adapter.pairs if weights.adapter is not None else {}
             for name, values in model.named_parameters():
                 tensor = usual(name) or ""
+                if tensor in adapted:
+                    merged = _laid_out(_values(file, tensor), values.detach().float().numpy(), MERGED)
+                    values.copy_(values if merged is None else torch.from_numpy(np.ascontiguousarray(merged)))
+                    continue
                 kind = weights.type(tensor) if tensor in weights else common
                 if values.ndim > 1 and kind in KEPT:
                     values.copy_(values.to(getattr(torch, KEPT[kind])).to(values.dtype))
@@ -157,7 +164,7 @@ def _found(x: Array, name: str, tensors: Tensors, file: ModelFile, sizes: Mappin
     usual = tensors.usual_name(name)
     alike = [each for each in sizes if sizes[each] == x.size]
     for each in sorted(alike, key=lambda other: other != usual):
-        values = _laid_out(file.weights.whole(each), x)
+        values = _laid_out(_values(file, each), x)
         if values is not None:
             return values
     for count in (2, 3):
@@ -170,14 +177,19 @@ def _found(x: Array, name: str, tensors: Tensors, file: ModelFile, sizes: Mappin
 
 
 def _whole(part: Array, file: ModelFile, sizes: Mapping[str, int]) -> Array | None:
-    alike = (_laid_out(file.weights.whole(each), part) for each in sizes if sizes[each] == part.size)
+    alike = (_laid_out(_values(file, each), part) for each in sizes if sizes[each] == part.size)
     return next((values for values in alike if values is not None), None)
 
 
-def _laid_out(tensor: Array, x: Array) -> Array | None:
+def _values(file: ModelFile, tensor: str) -> Array:
+    """A tensor with what an adapter adds to it."""
+    return whole(in_file(file, tensor)).reshape(file.weights.shape(tensor))
+
+
+def _laid_out(tensor: Array, x: Array, near: float = NEAR) -> Array | None:
     """A tensor's values where a matrix has its own; None if they are not near."""
     for values in _layouts(tensor, x.shape):
-        if distance(values.ravel(), x.ravel()) <= NEAR:
+        if distance(values.ravel(), x.ravel()) <= near:
             return values
     return None
 

@@ -86,8 +86,8 @@ class Port:
 
 def port(path: Path, checkpoint: str, run: Run, how: How) -> Port:
     """Line a checkpoint's code up with llama.cpp's graph of a file. Raises UserError."""
-    file, is_own = ModelFile(path), is_function(checkpoint)  # code of one's own, which may be what is wrong
     how.progress("loading the checkpoint")
+    file, is_own = ModelFile(path, settings=run.settings), is_function(checkpoint)  # which may be what is wrong
     if not is_own:
         original = folder_of(checkpoint)
         same_checkpoint(file, original, config_json(original))

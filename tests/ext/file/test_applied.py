@@ -15,8 +15,11 @@ from models.small import write_model
 
 from llamadiff import UserError
 from llamadiff.candidates.reference import record
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import Run
 from llamadiff.ext.file.opening import judge_weights
+from llamadiff.ext.file.pairs import in_file
+from llamadiff.ext.file.views import whole
 from llamadiff.llamacpp.request import Settings
 from llamadiff.llamacpp.settings_words import settings_of
 from llamadiff.result.comparison import Comparison
@@ -78,6 +81,30 @@ def test_the_engine_adds_what_merging_would(adapter, tmp_path):
     apart = own(plain, adapter, 0.5)["result_output"]
     together = own(whole, None)["result_output"]
     assert np.square(apart - together).mean() < 1e-9 * np.square(together).mean()
+
+
+@pytest.mark.parametrize("what", [what for what in RIGHT if what != "on a quantized model"])
+def test_a_checkpoint_is_held_against_what_is_merged(what, tmp_path):
+    options, of, scale = RIGHT[what]
+    model = write_model(tmp_path / "m.gguf", **options)
+    low = Weights(write_adapter(tmp_path / "a.gguf", model, **{"stems": ALL, "size": LARGE, **of}))
+    file = ModelFile(model, settings=Settings(lora=str(tmp_path / "a.gguf"), lora_scale=scale))
+    for name in file.tensors:
+        plain, found = file.weights.whole(name), whole(in_file(file, name)).reshape(file.weights.shape(name))
+        if f"{name}.lora_a" not in low:
+            assert np.array_equal(found, plain)
+            continue
+        a, b = low.whole(f"{name}.lora_a"), low.whole(f"{name}.lora_b")
+        sides = (a, b) if name == "token_embd.weight" else (b, a.swapaxes(-1, -2))
+        own = np.einsum("...or,...ir->...oi", *sides) * (scale * 8.0 / 4)  # alpha / rank
+        assert np.abs(own).max() > 1e-3
+        np.testing.assert_allclose(found - plain, own, atol=1e-5)
+
+
+def test_an_adapter_and_a_checkpoint_are_asked_about_otherwise(adapter, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    with pytest.raises(UserError, match=r"is a LoRA adapter, .* holds a model: llamadiff weights .*a.gguf MODEL.gguf"):
+        judge_weights(adapter, tmp_path)
 
 
 WRONG = {

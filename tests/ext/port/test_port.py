@@ -17,12 +17,15 @@ import pytest
 from ext.file.conversion.checkpoints import MODELS, make
 from ext.file.conversion.converter import convert
 from ext.file.conversion.mistakes import INJECTED
+from llamaref.known_tensors import usual_names
 from models.gguf_file import read_gguf, write_gguf
+from models.other_files import merged, write_adapter
 from optional import needs
 from typer.testing import CliRunner
 
 from llamadiff import UserError
 from llamadiff.cli.app import app
+from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import USUAL, Run
 from llamadiff.ext.file.opening import judge_weights
 from llamadiff.ext.graph.engine import Then
@@ -30,10 +33,13 @@ from llamadiff.ext.graph.model import by_its_graph
 from llamadiff.ext.port import lineup
 from llamadiff.ext.port import run as verb
 from llamadiff.ext.port.graph_values import Again, node_values
+from llamadiff.ext.port.loading import kept_as_in
 from llamadiff.ext.port.page import headline
 from llamadiff.ext.port.run import port
 from llamadiff.ext.port.sides import FILE, GRAPH, UNSURE, Blame, uneven
+from llamadiff.llamacpp.request import Settings
 from llamadiff.trace.reader import Trace
+from llamadiff.verbs.verbs import compare
 
 pytestmark = [needs("torch", "transformers"), pytest.mark.filterwarnings("ignore")]
 TOKENS = (1, 7, 45, 99, 13, 200, 33, 61, 5, 150, 77, 42)
@@ -441,6 +447,32 @@ def test_what_a_checkpoint_without_a_head_does_not_compute_is_not_compared(wrong
     assert [node.label for place in found.places for node in place.nodes] == [wrong] * bool(wrong)
     assert (found.verdict, found.code, found.end) == ("wrong" if wrong else "match", "Qwen3Model", "result_norm")
     assert headline(found).endswith("result_norm agrees to " + f"{found.logits:.1e}") or wrong
+
+
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0"])
+def test_an_adapter_that_is_applied_is_in_a_merged_checkpoint(kind, checkpoint, tmp_path):
+    import torch
+    import transformers
+
+    path = convert(checkpoint("qwen3"), "qwen3", tmp_path / "m.gguf", kind)
+    adapter = write_adapter(tmp_path / "a.gguf", path, ("attn_q", "attn_output", "ffn_down"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("qwen3"))
+    made = merged(adapter, path)
+    for name, values in model.named_parameters():
+        tensor = usual_names("qwen3", 2)(name)
+        if tensor in made:
+            values.data = torch.from_numpy(made[tensor]).bfloat16()
+    model.save_pretrained(tmp_path / "merged")
+    for scale, verdicts in ((1.0, ("match", "noise")), (0.5, ("wrong",))):
+        settings = Settings(lora=str(adapter), lora_scale=scale)
+        run, candidate = Run(tokens=TOKENS, settings=settings), f"transformers:{tmp_path / 'merged'}"
+        assert compare(path, run, candidate).verdict in verdicts
+        if scale == 1:
+            assert port(path, str(tmp_path / "merged"), run, USUAL).verdict == "match"
+    before = {name: x.detach().clone() for name, x in model.named_parameters()}
+    kept_as_in(model, ModelFile(path, settings=settings))
+    after = model.state_dict()
+    assert kind == "Q8_0" or all(torch.equal(x, after[name]) for name, x in before.items() if x.dtype == torch.bfloat16)
 
 
 def test_what_cannot_be_held_against_each_other_is_refused(checkpoint, tmp_path):
