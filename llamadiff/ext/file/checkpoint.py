@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from llamaref.file_kind import other_kind
 from llamaref.known_tensors import stem_of
 
 from llamadiff import plugins
@@ -31,6 +32,8 @@ from llamadiff.system.errors import UserError
 
 COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of config.json
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
+# What tensors of the language model begin with, where a checkpoint has encoders, too.
+LANGUAGE = ("model.language_model.", "language_model.model.", "language_model.", "model.text_model.")
 QKV = ("attn_q", "attn_k", "attn_v")
 _SUFFIX = re.compile(r"\.(weight|bias)$")
 
@@ -67,6 +70,9 @@ class Checkpoint(OtherSide):
         found, self.unread = same_checkpoint(model, folder, self.config)
         self.table, self.used = TABLES[model.architecture], set[str]()
         self.tensors = {_canonical(name, self.table): view for name, view in found.items()}
+        sees = any(name.startswith(LANGUAGE) for name in found)
+        heads = {rule.source + ".weight" for rule in self.table.outside.get("output", ())}
+        self.encoders = {name for name in found if sees and name not in heads and not name.startswith(LANGUAGE)}
         self.stated: Stated = stated_by(self.config, model.architecture)
 
     @cached_property
@@ -192,7 +198,7 @@ class Checkpoint(OtherSide):
     def _missing(self) -> Iterator[Oddity]:
         """Tensors of the checkpoint that are in none of the file's."""
         heads = {rule.source + ".weight" for rule in self.table.outside.get("output", ())}
-        for name in sorted(self.tensors.keys() - self.used):
+        for name in sorted(self.tensors.keys() - self.used - {_canonical(name, self.table) for name in self.encoders}):
             if name.endswith(IGNORED):
                 continue
             if name in heads:
@@ -218,6 +224,12 @@ class Checkpoint(OtherSide):
 
     def notes(self) -> Iterator[str]:
         yield from assumptions(self.model)
+        if self.encoders:
+            parts = sorted({name.removeprefix("model.").partition(".")[0] for name in self.encoders})
+            yield (
+                f"{len(self.encoders)} tensors of {self.label} are not its language model's ({', '.join(parts)}): "
+                "a file for --mmproj has them"
+            )
         yield from (found for found in self.ids if isinstance(found, str))
 
     def explain(self, measured: Measured) -> Oddity:
@@ -235,7 +247,8 @@ class CheckpointByNames(OtherSide):
         self.model, self.folder, self.label = model, folder, label_of(folder)
         self.config = config_json(folder)
         check_same_kind(model, self.config, folder)
-        self.tokenizer = plugins.ask_first(lambda each: each.tokenizer(folder))
+        is_model = other_kind(model.weights.fields, model.tensors) is None
+        self.tokenizer = plugins.ask_first(lambda each: each.tokenizer(folder)) if is_model else None
         self.ids = self.tokenizer.ids(model) if self.tokenizer is not None else ()
 
     def pairs(self) -> Sequence[Pair]:
@@ -267,8 +280,8 @@ class CheckpointByNames(OtherSide):
     def notes(self) -> Iterator[str]:
         yield (
             f"no table says how {self.model.architecture}'s tensors are converted: they were found by the converters' "
-            f"names, and of metadata how experts are chosen, pooling and the tokenizer were compared; tables are there "
-            f"for {', '.join(TABLES)}"
+            f"names, and of metadata how experts are chosen, pooling{' and the tokenizer' if self.tokenizer else ''} "
+            f"were compared; tables are there for {', '.join(TABLES)}"
         )
         yield from (found for found in self.ids if isinstance(found, str))
 
@@ -278,7 +291,7 @@ def _canonical(name: str, table: Table) -> str:
 
     Checkpoints of a model without its head (embedding models, a part that was saved by itself) lack the latter.
     """
-    for prefix in ("model.language_model.", "language_model.model.", "language_model."):
+    for prefix in LANGUAGE:
         if name.startswith(prefix):
             return ("" if name.startswith(prefix + "lm_head") else "model.") + name.removeprefix(prefix)
     rules = [rule for of in (table.outside, table.layer) for some in of.values() for rule in some]

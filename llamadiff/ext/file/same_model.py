@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llamaref.file_kind import other_kind
 from llamaref.known_tensors import architectures
 from numpy.typing import NDArray
 
@@ -51,7 +52,7 @@ def same_checkpoint(
 def check_same_kind(file: ModelFile, config: Mapping[str, Any], folder: Path) -> None:
     """Raise UserError for a config.json whose model_type is another architecture's than the file's."""
     kind = str(config.get("model_type"))
-    if kind in model_types(file.architecture):
+    if kind in model_types(file.architecture) or other_kind(file.weights.fields, file.tensors) is not None:
         return
     own = _plain(file.architecture)
     others = [name for name in map(_plain, architectures()) if name == _plain(kind)]

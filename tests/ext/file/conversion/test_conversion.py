@@ -13,6 +13,7 @@ from ext.file.conversion.checkpoints import MODELS, VOCAB, make, write_tokenizer
 from ext.file.conversion.converter import convert
 from ext.file.conversion.mistakes import CASES, INJECTED
 from models.gguf_file import read_gguf, write_gguf
+from models.other_files import write_projector
 from optional import needs
 
 from llamadiff import UserError
@@ -233,3 +234,35 @@ def test_a_checkpoint_without_the_prefix_of_whole_models_is_one(architecture, ch
     assert named.keys() != tensors.keys()
     save_file(named, folder / "model.safetensors")
     assert judge_weights(path, folder).oddities == ()
+
+
+@pytest.mark.parametrize("prefixes", [("language_model.", ""), ("model.text_model.", "model."), ("", "")])
+def test_encoders_beside_a_language_model_are_no_part_of_its_file(prefixes, checkpoint, tmp_path):
+    """Their tensors are an --mmproj file's; beside a model without a prefix nobody can tell them from its own."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "sees"
+    shutil.copytree(checkpoint("qwen3"), folder)
+    path = convert(folder, "qwen3", tmp_path / "m.gguf")
+    ours, theirs = prefixes
+    tensors = load_file(folder / "model.safetensors")
+    named = {ours + (name.removeprefix("model.") if theirs else name): x for name, x in tensors.items()}
+    encoder = {f"{theirs}vision_tower.encoder.layers.0.{name}.weight": np.ones((4, 4), np.float32) for name in "qk"}
+    save_file({**named, **encoder}, folder / "model.safetensors")
+    report = judge_weights(path, folder)
+    assert [each.where for each in report.oddities] == ([] if ours else list(encoder)[::-1])
+    says = "2 tensors of sees are not its language model's (vision_tower): a file for --mmproj has them"
+    assert (says in report.notes) == bool(ours)
+    if ours:
+        lost = f"{ours}layers.0.extra.weight"
+        save_file({**named, lost: np.ones((4, 4), np.float32)}, folder / "model.safetensors")
+        assert [each.where for each in judge_weights(path, folder).findings] == ["model.layers.0.extra.weight"]
+
+
+def test_a_projector_is_no_other_model_and_needs_no_tokenizer(checkpoint, tmp_path):
+    folder = tmp_path / "ck"
+    shutil.copytree(checkpoint("llama"), folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    report = judge_weights(write_projector(tmp_path / "mmproj.gguf"), folder)
+    assert (report.verdict, report.oddities) == ("unchecked", ())
+    assert not any("and the tokenizer" in note for note in report.notes)
