@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from llamadiff.ext.file.pairs import in_file
 from llamadiff.ext.file.views import Stored, View, whole
 from llamadiff.ext.port.alignment import distance
 from llamadiff.ext.port.tensors import Tensors
-from llamadiff.ext.port.torch_ops import layers_of
+from llamadiff.ext.port.torch_ops import is_read, layers_of
 from llamadiff.ext.prompt.own_code import function_of, is_function
 from llamadiff.system.errors import UserError
 from llamadiff.trace.metadata import Info
@@ -111,8 +112,8 @@ def kept_as_in(model: Any, file: ModelFile) -> tuple[str, ...]:
         if quantized:
             parameters = {name: x.detach().float().numpy() for name, x in model.named_parameters()}
             layers = [name for name, _ in layers_of(model)]
-            for name, values in with_weights_of(parameters, file, layers).items():
-                model.get_parameter(name).copy_(torch.from_numpy(np.ascontiguousarray(values)))
+            for name, values in with_weights_of(parameters, file, layers, partial(is_read, model)).items():
+                model.get_parameter(name).copy_(torch.from_numpy(np.array(values, order="C")))
         else:
             usual = usual_names(file.architecture, len(layers_of(model)))
             common = kinds.pop() if len(kinds) == 1 else None  # of what has another name in the file
@@ -121,7 +122,7 @@ def kept_as_in(model: Any, file: ModelFile) -> tuple[str, ...]:
                 tensor = usual(name) or ""
                 if tensor in adapted:
                     merged = _laid_out(_values(file, tensor), values.detach().float().numpy(), MERGED)
-                    values.copy_(values if merged is None else torch.from_numpy(np.ascontiguousarray(merged)))
+                    values.copy_(values if merged is None else torch.from_numpy(np.array(merged, order="C")))
                     continue
                 kind = weights.type(tensor) if tensor in weights else common
                 if values.ndim > 1 and kind in KEPT:
@@ -138,11 +139,13 @@ def check_vocabulary(model: Any, tokens: tuple[int, ...]) -> None:
         raise UserError(f"token {beyond} is not among the model's {count}: is the file of this checkpoint?")
 
 
-def with_weights_of(parameters: Mapping[str, Array], file: ModelFile, layers: list[str]) -> dict[str, Array]:
+def with_weights_of(
+    parameters: Mapping[str, Array], file: ModelFile, layers: list[str], is_needed: Callable[[str], bool]
+) -> dict[str, Array]:
     """Matrices of a model, by name, with the file's values: what the quantization made of the checkpoint's.
 
     So a file is judged within its own quantization: what that costs is not looked at. Raises UserError for a matrix
-    that the file does not have.
+    that the file does not have, and that what the model gives depends on (``is_needed``).
     """
     tensors = Tensors(file.weights, file.architecture, parameters, layers)
     sizes = {name: int(np.prod(file.weights.shape(name))) for name in file.tensors}
@@ -150,6 +153,8 @@ def with_weights_of(parameters: Mapping[str, Array], file: ModelFile, layers: li
     for name, x in parameters.items():
         if x.ndim > 1:
             values = _found(x, name, tensors, file, sizes)
+            if values is None and not is_needed(name):
+                continue
             if values is None:
                 raise UserError(
                     f"{file.path}: is quantized, and {name} of the model is not found in it, or is another; what it "

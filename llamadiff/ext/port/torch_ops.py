@@ -32,6 +32,7 @@ LOOKS = {
 }  # fmt: skip
 
 
+FEW = 4  # ids that a model is tried with
 GIVEN = ("logits", "last_hidden_state")  # of what a model returns, what it is run for
 
 
@@ -138,6 +139,16 @@ def logits_of(model: Any, ids: Sequence[int]) -> Array:
     with torch.no_grad():
         out = _called(model, ids)
     return _floats(logits_in(out))
+
+
+def is_read(model: Any, parameter: str) -> bool:
+    """Whether what a model gives depends on a parameter: a pooler's may be there for another use."""
+    import torch
+
+    with torch.enable_grad():
+        own = model.get_parameter(parameter).requires_grad_(True)
+        out = logits_in(_called(model, range(FEW)))
+        return not out.requires_grad or torch.autograd.grad(out.sum(), own, allow_unused=True)[0] is not None
 
 
 def _called(model: Any, ids: Sequence[int]) -> Any:

@@ -37,6 +37,7 @@ from llamadiff.ext.port.loading import kept_as_in
 from llamadiff.ext.port.page import headline
 from llamadiff.ext.port.run import port
 from llamadiff.ext.port.sides import FILE, GRAPH, UNSURE, Blame, uneven
+from llamadiff.ext.port.torch_ops import is_read
 from llamadiff.llamacpp.request import Settings
 from llamadiff.trace.reader import Trace
 from llamadiff.verbs.verbs import compare
@@ -447,6 +448,23 @@ def test_what_a_checkpoint_without_a_head_does_not_compute_is_not_compared(wrong
     assert [node.label for place in found.places for node in place.nodes] == [wrong] * bool(wrong)
     assert (found.verdict, found.code, found.end) == ("wrong" if wrong else "match", "Qwen3Model", "result_norm")
     assert headline(found).endswith("result_norm agrees to " + f"{found.logits:.1e}") or wrong
+
+
+def test_a_parameter_that_nothing_depends_on_is_not_read():
+    """As BERT's pooler, which a file of vectors lacks."""
+    import torch
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head, self.pooler = (torch.nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, ids):
+            x = self.head(self.embed(torch.nn.functional.one_hot(ids, 4).float()))
+            return SimpleNamespace(last_hidden_state=x, pooler_output=self.pooler(x[:, 0]))
+
+    read = {name: is_read(Own(), name) for name, _ in Own().named_parameters() if name.endswith("weight")}
+    assert read == {"embed.weight": True, "head.weight": True, "pooler.weight": False}
 
 
 @pytest.mark.parametrize("kind", ["BF16", "Q8_0"])

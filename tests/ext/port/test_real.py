@@ -243,10 +243,11 @@ def test_what_an_old_converter_did_not_read_is_found(name, says, unsaid, files, 
     assert port(right, str(checkpoint), Run(tokens=TOKENS), USUAL).verdict == "match"
 
 
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
 @pytest.mark.parametrize(("activation", "says"), [("gelu_new", None), ("gelu", "takes GELU (erf)")])
-def test_a_model_that_embeds_texts_is_lined_up(activation, says, tmp_path):
+def test_a_model_that_embeds_texts_is_lined_up(activation, says, kind, tmp_path):
     checkpoint = make_bert(tmp_path / "bert", activation)
-    path = convert(sources(version(PACKAGE)), checkpoint, tmp_path / "bert.gguf")
+    path = convert(sources(version(PACKAGE)), checkpoint, tmp_path / "bert.gguf", "--outtype", kind)
     found = port(path, str(checkpoint), Run(tokens=(2, 20, 12, 30, 45, 50, 33, 3)), USUAL)
     assert [place.says.partition(";")[0] for place in found.places] == ([] if says is None else [says])
     assert found.verdict == ("match" if says is None else "wrong")
