@@ -194,7 +194,7 @@ class Pieces:
 class Any(type):
     def __getattr__(self, name): return self
     def __iter__(self): return iter(())
-class Absent(metaclass=Any): pass
+class Absent(metaclass=Any): __version__ = "99"  # which transformers asks for
 for name in ("", ".tokens", ".tokens.tokenizers", ".tokens.tokenizers.base", ".tokens.tokenizers.multimodal",
              ".tokens.tokenizers.tekken", ".tokens.tokenizers.sentencepiece"):
     sys.modules["mistral_common" + name] = Absent  # until 2026 it had to be there
