@@ -87,7 +87,7 @@ def _load(recorder: str, words: Sequence[str], context: Context) -> Trace:
     name = Path(words[0]).name if recorder == NATIVE else title_of(words)
     with scratch_directory() as place:
         context.progress(f"running {name}")
-        log = run_program(recorder, words, Path(place), context.timeout)
+        log, ended = run_program(recorder, words, Path(place), context.timeout)
         context.progress("looking for its values")
         for part in dict.fromkeys([log.without_matrices(), log]):  # all of it where values are as large as weights
             search = Search(Memory(part))
@@ -100,7 +100,7 @@ def _load(recorder: str, words: Sequence[str], context: Context) -> Trace:
     if found.nowhere is not None:
         producer[NOWHERE] = "{}, token {}".format(*found.nowhere)
         producer[TAKEN] = list(found.ids[:MOST_IDS])
-    return as_trace(found, context, producer)
+    return as_trace(found, context, producer, ended)
 
 
 def other_ids(ours: Sequence[int], theirs: Sequence[int]) -> str:
@@ -114,8 +114,11 @@ def other_ids(ours: Sequence[int], theirs: Sequence[int]) -> str:
     )
 
 
-def run_program(recorder: str, words: Sequence[str], folder: Path, timeout: float) -> Log:
-    """Run a program, by a module that keeps what it writes -> the log. Raises UserError if it fails or hangs."""
+def run_program(recorder: str, words: Sequence[str], folder: Path, timeout: float) -> tuple[Log, str]:
+    """Run a program, by a module that keeps what it writes -> the log, and how it ended if not well.
+
+    Raises UserError if it cannot be recorded, or hangs.
+    """
     output = folder / "output"
     command = python_child.command(recorder, str(folder), str(MOST), *words)
     until = time.monotonic() + timeout
@@ -132,25 +135,20 @@ def run_program(recorder: str, words: Sequence[str], folder: Path, timeout: floa
     if log.error:
         raise UserError(f"{words[0]}: cannot be recorded ({log.error})")
     if log.code:
-        raise UserError(f"{words[0]}: {how_it_ended(log.code)}{tail_of(output)}")
+        return log, f"{how_it_ended(log.code)}{tail_of(output)}"
     if log.words.nbytes > MOST:
-        raise UserError(f"{words[0]}: wrote more than {MOST >> 30} GiB; let it generate one token, of a shorter prompt")
-    return log
+        return log, f"wrote more than {MOST >> 30} GiB; let it generate one token, of a shorter prompt"
+    return log, ""
 
 
-def as_trace(alignment: Alignment, context: Context, producer: Mapping[str, Any]) -> Trace:
-    """What was found, as a trace. Raises UserError if that is nothing."""
+def as_trace(alignment: Alignment, context: Context, producer: Mapping[str, Any], ended: str) -> Trace:
+    """What was found, as a trace; ``ended``: how the program did if not well. Raises UserError if nothing was found."""
     rows = alignment.rows
     found = {name: each for name, each in rows.items() if each.places}
     if not found:
-        raise UserError(
-            f"{producer['name']}: "
-            + (
-                other_ids(context.tokens, alignment.ids)
-                or f"of {len(context.tokens)} tokens nothing lay in its memory at any of {producer['stops']} stops; "
-                f"was it given this model and this prompt?"
-            )
-        )
+        nothing = f"of {len(context.tokens)} tokens nothing lay in its memory at any of {producer['stops']} stops; "
+        nothing += "was it given this model and this prompt?"
+        raise UserError(f"{producer['name']}: {ended or other_ids(context.tokens, alignment.ids) or nothing}")
     arrays, known, kept = {}, {}, {}
     for name, each in found.items():
         arrays[name] = each.values.astype(np.float32)
@@ -162,7 +160,8 @@ def as_trace(alignment: Alignment, context: Context, producer: Mapping[str, Any]
             kept[name] = dtype
     n = len(context.tokens)
     info = Info(context.tokens, tuple(range(n)), min(context.n_prefill or n, n), None, {**producer}, {})
-    printed = Printed(notes=(_coverage_note(rows),))
+    notes = (f"{producer['name']} {ended}",) if ended else ()
+    printed = Printed(notes=(_coverage_note(rows), *notes))
     return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known, kept=kept, printed=printed)
 
 

@@ -30,7 +30,7 @@ TORCH = pytest.param("with_torch", {"ffn_gate", "ffn_up", "ffn_swiglu"}, marks=n
 
 def recorded(folder: Path, *words: str) -> Log:
     """What a program in this Python leaves in its log."""
-    return run_program(MODULE, [sys.executable, *words], folder, 60)
+    return run_program(MODULE, [sys.executable, *words], folder, 60)[0]
 
 
 def aligned(folder: Path, engine: Path) -> Alignment:
@@ -76,6 +76,17 @@ def test_mistakes_are_named_and_nothing_else(mistake, tmp_path):
     found = compare(model, TOKENS, candidate=f"record: {command}")
     assert found.verdict in {"wrong", "unchecked"} if mistake.words else found.verdict != "wrong"
     assert {row.tap.partition("-")[0] for row in found.wrong} <= {*mistake.words}
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_is_judged_by_what_it_wrote_until_then(tmp_path):
+    model = write_model(tmp_path / "m.gguf", kind="F32")
+    engine = write_engine(tmp_path, "with_numpy")
+    engine.write_text(engine.read_text("utf-8") + "\nraise SystemExit('no more')\n", "utf-8")
+    words = f"{sys.executable} {engine} {write_weights(model, tmp_path / 'm.bin')} {','.join(map(str, TOKENS))}"
+    found = compare(model, TOKENS, candidate=f"record: {words}")
+    assert found.verdict == "match"
+    assert any("with_numpy.py ended with exit code 1; its last words: " in note for note in found.notes)
 
 
 SEEN = """
@@ -232,4 +243,4 @@ def test_a_script_is_recorded_by_its_first_line(tmp_path):
     script = tmp_path / "script"
     script.write_text(f"#!{sys.executable}\nx = list(map(float, range(1, 9)))\nprint(x)\n", "utf-8")
     script.chmod(0o755)
-    assert run_program(MODULE, [str(script)], tmp_path, 60).words.size == 16
+    assert run_program(MODULE, [str(script)], tmp_path, 60)[0].words.size == 16
