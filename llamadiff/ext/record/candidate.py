@@ -18,7 +18,7 @@ import numpy as np
 from llamadiff.candidates.command import tail_of, words_of
 from llamadiff.candidates.source import CandidateSource, Context
 from llamadiff.ext.record.align import Alignment, Rows, align
-from llamadiff.ext.record.log import Log
+from llamadiff.ext.record.log import NO_CODE, Log
 from llamadiff.ext.record.scripts import runners_of, title_of
 from llamadiff.ext.record.search import Memory, Search
 from llamadiff.llamacpp.capture import scratch_directory
@@ -88,6 +88,8 @@ def _load(recorder: str, words: Sequence[str], context: Context) -> Trace:
     with scratch_directory() as place:
         context.progress(f"running {name}")
         log, ended = run_program(recorder, words, Path(place), context.timeout)
+        if not log.words.size:
+            raise UserError(f"{name}: {ended or f'wrote nothing at any of {log.stops} stops'}")
         context.progress("looking for its values")
         for part in dict.fromkeys([log.without_matrices(), log]):  # all of it where values are as large as weights
             search = Search(Memory(part))
@@ -135,7 +137,8 @@ def run_program(recorder: str, words: Sequence[str], folder: Path, timeout: floa
     if log.error:
         raise UserError(f"{words[0]}: cannot be recorded ({log.error})")
     if log.code:
-        return log, f"{how_it_ended(log.code)}{tail_of(output)}"
+        how = "crashed, or was killed" if log.code == NO_CODE else how_it_ended(log.code)
+        return log, f"{how}{tail_of(output)}"
     if log.words.nbytes > MOST:
         return log, f"wrote more than {MOST >> 30} GiB; let it generate one token, of a shorter prompt"
     return log, ""

@@ -16,6 +16,7 @@ from llamadiff.ext.record.memory import Words
 
 MATRICES = 1 << 63  # the address from which on there is what is more likely weights than values
 SPANS = np.dtype([("address", "<u8"), ("stop", "<u4"), ("words", "<u4")])
+NO_CODE = 1 << 16  # in place of a return code: the program ended without a word
 
 
 class LogWriter:

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from llamadiff.ext.record.changes import Changes
-from llamadiff.ext.record.log import LogWriter
+from llamadiff.ext.record.log import NO_CODE, LogWriter
 from llamadiff.ext.record.memory import ProcessMemory, Words
 
 END = (1 << 32) - 1  # in place of a function's number: the program ends, with a code in place of the next
-UNKNOWN = 255  # the code of one that ended without a word
 USUAL = 2.0**-40, 2.0**40  # sizes of values
 STOP = struct.Struct("<4I")  # agent.js: function, or END and the code; process
 USELESS = 512, 1 << 13  # stops at a function in turn without a row's words: it is left alone; after some, later
@@ -126,7 +125,7 @@ class Recorder:
 
     def _follow(self) -> int:
         """Look at memory at each stop, until the program ends -> its return code."""
-        code = UNKNOWN
+        code = NO_CODE
         while True:
             ready, _, _ = select.select([self._messages], [], [], SOON)
             if ready:
