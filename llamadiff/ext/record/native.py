@@ -11,6 +11,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,11 @@ SOON, SLOW = 0.05, 60.0  # seconds: between two looks at whether a program runs,
 
 def main(folder: str, most: str, *program: str) -> None:
     """Run a program, keep ``most`` bytes of what it writes in ``folder``."""
+    environment = dict(os.environ)
+    os.environ["TMPDIR"] = folder  # for what frida writes there, and leaves if it is killed
     import frida
 
-    recorder = Recorder(Path(folder), int(most))
+    recorder = Recorder(Path(folder), int(most), environment)
     cannot = (
         frida.ExecutableNotFoundError, frida.ExecutableNotSupportedError, frida.NotSupportedError, frida.TransportError,
         frida.PermissionDeniedError, frida.ProcessNotFoundError, frida.ProcessNotRespondingError, frida.TimedOutError,
@@ -54,10 +57,10 @@ class CannotError(Exception):
 
 
 class Recorder:
-    """One run of one program."""
+    """One run of one program, with an environment."""
 
-    def __init__(self, folder: Path, most: int) -> None:
-        self._folder, self._most = folder, most
+    def __init__(self, folder: Path, most: int, environment: Mapping[str, str]) -> None:
+        self._folder, self._most, self._environment = folder, most, environment
         self.log = LogWriter(folder)
         self._useless = dict[int, int]()  # function -> stops in turn at which nothing had been written
         self._useful = set[int]()  # functions at which something had
@@ -79,7 +82,7 @@ class Recorder:
         import frida
 
         device = frida.get_local_device()
-        process = device.spawn([*program], stdio="inherit")
+        process = device.spawn([*program], stdio="inherit", env={**self._environment})
         path = Path(os.readlink(f"/proc/{process}/exe"))
         session = device.attach(process)
         script = session.create_script(Path(__file__).with_name("agent.js").read_text("utf-8"))
@@ -109,7 +112,7 @@ class Recorder:
         script = self._folder / "gdb.py"
         script.write_text(run, "utf-8")
         words = [gdb, "-nx", "-q", "-batch", "-iex", "set auto-load off", "-x", str(script), "--args", *program]
-        followed = subprocess.Popen(words, stdin=subprocess.DEVNULL)  # noqa: S603
+        followed = subprocess.Popen(words, stdin=subprocess.DEVNULL, env={**self._environment})  # noqa: S603
         ready, _, _ = select.select([self._messages], [], [], SLOW)
         if not ready:
             raise CannotError("gdb did not start it")
