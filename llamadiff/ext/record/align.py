@@ -166,38 +166,60 @@ class _Alignment:
         self.limit = np.inf
 
     def run(self) -> None:
-        """Find what is there, and then, one after another, what is wrong."""
-        self._go_on(0)
+        """Find what is there, and then, one after another, what is wrong.
+
+        What comes behind a wrong row is known only when that has its place: no part is run but the one that follows.
+        """
+        end = len(self._parts) - 1
+        self._go_on(0, end)
         self.limit = self._rounding()
-        self._go_on(0)
-        unplaced = set[str]() if self.limit <= PLAIN else set(self._rows)
-        while (dark := next((name for name in self.dark() if name not in unplaced), None)) is not None:
+        if self.limit > PLAIN:
+            self._go_on(0, end)
+            return
+        reached, unplaced = min(1, end), set[str]()
+        self._go_on(0, reached)
+        while True:
+            dark = next(
+                (name for name in self.dark() if name not in unplaced and self._is_followed(name, reached)), None
+            )
+            if dark is None and reached == end:
+                return
+            if dark is None:
+                reached += 1
+                self._go_on(reached, reached)
+                continue
             two = self._rows[dark].tap.kind.word in self._together
             placed = self._place_two(dark, unplaced) if two else None
             placed = placed or self._place(dark) or self._place_two(dark, unplaced)
             if placed is None:
                 unplaced.add(dark)
-            else:
-                for name, some in placed.items():
-                    self._placed[name] = {**self._placed.get(name, {}), **some}
-                self._go_on(self._part_of(dark))
-                words = {self._rows[name].tap.kind.word for name in placed}  # in other layers it may be known now
-                self._together |= words if len(words) > 1 else set()
-                unplaced = {name for name in unplaced if self._rows[name].tap.kind.word not in words}
+                continue
+            for name, some in placed.items():
+                self._placed[name] = {**self._placed.get(name, {}), **some}
+            part = self._part_of(dark)
+            reached = min(part + 1, end)
+            self._go_on(part, reached)
+            words = {self._rows[name].tap.kind.word for name in placed}  # in other layers it may be known now
+            self._together |= words if len(words) > 1 else set()
+            unplaced = {name for name in unplaced if name.partition("-")[0] not in words}
 
-    def _go_on(self, part: int) -> None:
-        """The run from a part on, as it is placed so far."""
+    def _is_followed(self, name: str, reached: int) -> bool:
+        """Whether the part has been run that follows a tap's: what it gives may answer for it."""
+        return reached == len(self._parts) - 1 or self._part_of(name) < reached
+
+    def _go_on(self, part: int, last: int) -> None:
+        """The run of these parts, as it is placed so far."""
         del self._starts[part + 1 :]
         count, x, cache = self._starts[part] if part else (0, None, None)
         self._rows = dict(list(self._rows.items())[:count])
         aligner = Aligner(self._model, self._search, self.limit, self._placed)
         step = self._step(aligner, cache)
         if not part:
-            self._starts = []
+            self._starts = [(0, None, _copied(step.cache))]
         with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
-            for number in range(part, len(self._parts)):
-                self._starts[number:] = [(count + len(aligner.rows), x, _copied(step.cache))]
+            for number in range(part, last + 1):
                 x = self._parts[number].run(x, step)
+                self._starts.append((count + len(aligner.rows), x, _copied(step.cache)))
         self._rows |= aligner.rows
 
     def _rounding(self) -> float:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Hypothesis = Mapping[int, Found]  # what each row that was not found would be
 Rule = Callable[[int], tuple[int, int] | None]  # a row -> its address and stop
+When = Callable[[int, int, int], int | None]  # an address, the stop of its input, bytes -> its stop
 AFTER = 64  # stops after its input's in which a value is written
-TRIED = 32  # of what may be the values: the likest, and as many of the first that were written
+FEW, LONG = 4, 8  # times at which one address was left alone; and stops
+TRIED = 32  # of what may be the values: the likest, and as many of the first that were written, in turn
 
 
 def hypotheses(
@@ -61,7 +64,7 @@ class _Places:
         if near:
             yield {row: near[row] for row in self._missing if row in near}
         seen = set[tuple[tuple[int, int], ...]]()
-        for rules in (self._by_analogy(), self._by_time()):  # what is known of other layers is enough, as a rule
+        for rules in (self._by_analogy(), self._by_rest(), self._by_time()):  # other layers are enough, as a rule
             found = list[tuple[float, Hypothesis]]()
             for rule in rules:
                 places = {row: place for row in self._missing if (place := rule(row)) is not None}
@@ -75,7 +78,8 @@ class _Places:
                     found.append((float(np.median([each.nmse for each in hypothesis.values()])), hypothesis))
             found.sort(key=lambda each: (-len(each[1]) // 2, each[0]))
             soonest = sorted(range(len(found)), key=lambda one: min(row.place.stop for row in found[one][1].values()))
-            for number in dict.fromkeys([*range(min(TRIED, len(found))), *soonest[:TRIED]]):
+            likest = range(len(found))
+            for number in dict.fromkeys(chain.from_iterable(islice(zip(likest, soonest, strict=True), TRIED))):
                 yield found[number][1]
 
     def _apart(self, read: Hypothesis) -> Hypothesis:
@@ -114,34 +118,62 @@ class _Places:
                 there = [other.places[row].place for other in inputs if row in other.places]
                 if there:
                     last = max(there, key=lambda place: place.stop)
-                    yield from self._rules(row, each.place.address, each.place.stop - last.stop, last.address)
+                    yield from self._rules(row, each.place.address, _later(each.place.stop - last.stop), last.address)
 
-    def _by_time(self) -> Iterator[Rule]:
-        """What was written after the last input was, at addresses that are known or where a write begins."""
+    def _by_rest(self) -> Iterator[Rule]:
+        """What was left alone for a time, as what a loop has filled is, however long it ran."""
         row = self._missing[-1]
         since = self._since(row)
         if since is None:
             return
-        memory = self._search.memory
-        log = memory.log
-        size = self._size(row)
-        first, last = np.searchsorted(log.spans["stop"], [since[1] + 1, since[1] + AFTER])
+        for address in self._addresses(row, since[1]):
+            for number in range(min(FEW, len(self._rests(address, since[1], self._size(row))))):
+                yield from self._rules(row, address, partial(self._rest, number=number), since[0])
+
+    def _rest(self, address: int, since: int, size: int, number: int) -> int | None:
+        rests = self._rests(address, since, size)
+        return rests[number] if number < len(rests) else None
+
+    def _rests(self, address: int, since: int, size: int) -> list[int]:
+        """The stops at which this was written and then left alone for longer than is usual of it, and those before these.
+
+        The one before is the end of another loop, if what comes next is written at once.
+        """
+        stops = self._search.memory.stops_that_wrote(address, size)
+        first, last = np.searchsorted(stops, [since + 1, since + AFTER])
+        rests = np.diff(np.append(stops[first : last + 1], since + 2 * AFTER))[: last - first]
+        long = rests >= min(LONG, rests.max(initial=0) / 2)
+        return [int(stop) for stop in stops[first:last][long | np.append(long[1:], False)]]
+
+    def _by_time(self) -> Iterator[Rule]:
+        """What was written so many stops after the last input was."""
+        row = self._missing[-1]
+        since = self._since(row)
+        if since is None:
+            return
+        for address in self._addresses(row, since[1]):
+            stops = self._search.memory.stops_that_wrote(address, self._size(row))
+            for stop in stops[(stops > since[1]) & (stops <= since[1] + AFTER)].tolist():
+                yield from self._rules(row, address, _later(stop - since[1]), since[0])
+
+    def _addresses(self, row: int, since: int) -> list[int]:
+        """Those that are known, or where a write begins soon after a stop."""
+        spans, size = self._search.memory.log.spans, self._size(row)
+        first, last = np.searchsorted(spans["stop"], [since + 1, since + AFTER])
         known = {each.place.address for rows in self._rows.values() for each in rows.places.values()}
         some = slice(int(first), int(last))
-        written = set(log.spans["address"][some][4 * log.spans["words"][some].astype(np.int64) >= size].tolist())
-        written |= {start + row * size for start in written}  # of rows one after the other, the missing one
-        for address in sorted(known | written):
-            stops = memory.stops_that_wrote(address, size)
-            for stop in stops[(stops > since[1]) & (stops <= since[1] + AFTER)].tolist():
-                yield from self._rules(row, address, stop - since[1], since[0])
+        written = set(spans["address"][some][4 * spans["words"][some].astype(np.int64) >= size].tolist())
+        return sorted(known | written | {start + row * size for start in written})  # of rows one after the other
 
-    def _rules(self, known: int, address: int, later: int, beside: int) -> Iterator[Rule]:
-        """Where the other rows are if one is at an address, so many stops after its input, which is ``beside`` it."""
+    def _rules(self, known: int, address: int, when: When, beside: int) -> Iterator[Rule]:
+        """Where the other rows are if one is at an address, at a time after its input, which is ``beside`` it."""
         size = self._size(known)
 
         def at(row: int, there: Callable[[int, int], int]) -> tuple[int, int] | None:
             since = self._since(row)
-            return None if since is None else (there(row, since[0]), since[1] + later)
+            place = there(row, since[0]) if since is not None else 0
+            stop = when(place, since[1], size) if since is not None else None
+            return None if stop is None else (place, stop)
 
         yield partial(at, there=lambda row, _: address)  # a buffer that is used for each token
         yield partial(at, there=lambda row, _: address + (row - known) * size)  # all tokens' one after the other
@@ -155,3 +187,7 @@ class _Places:
         sought = self._sought.values[row].reshape(-1)
         found = self._search.read(sought if order is None else sought[order], self._dtype, address, stop)
         return found if found is None or order is None else replace(found, values=back(found.values, order))
+
+
+def _later(stops: int) -> When:
+    return lambda _address, since, _size: since + stops
