@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -27,8 +26,6 @@ EXACT = 1e-12  # NMSE of a row that is there as it was sought
 PLAIN = 1e-9  # NMSE below which rounding is float32's: a coarser one hides what a place shows
 PAIRS = 6  # hypotheses of each of two taps
 NEAR = 4  # taps between two that are tried together
-BEYOND = 6  # taps computed from one by which it is verified: what is added to the residual shows which row it is
-LOST = 1  # of these that may be stored nowhere
 ROUNDING = {"f32": 1e-11, "f64": 1e-11, "f16": 1e-6, "bf16": 1e-4}  # NMSE that a dtype leaves of a row, and more
 MORE = 1e3  # than others' a right row's NMSE may be, where most rows were found
 
@@ -126,7 +123,7 @@ class Aligner(EngineTap):
 class Alignment:
     """What was found of each tap.
 
-    ``nowhere``: the first, and its last row, that is not there, though nothing that is there answers for it. ``ids``:
+    ``nowhere``: the first, and its first row, that is not there, though nothing that is there answers for it. ``ids``:
     where that is made of its embedding alone, those that the program took (ids.py).
     """
 
@@ -144,7 +141,7 @@ def align(model: Runnable, search: Search, tokens: Sequence[int]) -> Alignment:
     if not name:
         return Alignment(rows)
     is_first = name == "embd" or [*model.inputs(rows[name].tap)] == ["embd"]
-    return Alignment(rows, (name, lacking[-1]), ids_taken(model, search, alignment.limit) if is_first else ())
+    return Alignment(rows, (name, lacking[0]), ids_taken(model, search, alignment.limit) if is_first else ())
 
 
 class _Alignment:
@@ -330,31 +327,33 @@ class _Alignment:
 
     def _best(self, tries: Iterable[Placed]) -> Placed | None:
         """The first of which all follows, else the one of which most does: its rows from which something does."""
-        best, most = None, Counter[int]()
+        best, most = None, set[int]()
         for placed in tries:
-            follow, gained = self._gained(placed)
-            if gained.total() > most.total():
+            gained = self._gained(placed)
+            if len(gained) > len(most):
                 best, most = placed, gained
-                if all(most[row] >= follow - LOST for rows in placed.values() for row in rows):
+                if most.issuperset(set().union(*placed.values())):
                     break
         return None if best is None else {
             name: {row: each for row, each in rows.items() if row in most} for name, rows in best.items()
         }  # fmt: skip
 
-    def _gained(self, placed: Placed) -> tuple[int, Counter[int]]:
-        """How many taps follow, and by row how many of these are there if it is so, and else are not.
+    def _gained(self, placed: Placed) -> set[int]:
+        """The rows that are there if it is so, and else are not, of the next sum that these go into.
 
+        A sum with the residual shows which token's row it is: all before it would follow from the row of another one too.
         Two kinds say nothing: a copy, as what is rotated to the first position is; and what was found as another tap's
         row, as Q's rotation, which would follow from Q in the place of K.
         """
-        names, gained = list(self._rows), Counter[int]()
+        names = list(self._rows)
         last = max(placed, key=names.index)
         following = self._following(last)
-        follow = [name for name in names[names.index(last) + 1 :] if name in following][:BEYOND]
+        follow = [name for name in names[names.index(last) + 1 :] if name in following]
         if not follow:
-            return 0, gained
+            return set()
+        shows = next((name for name in follow if self._rows[name].tap.kind.op == "ADD"), follow[-1])
         tried = {name: {**self._placed.get(name, {}), **rows} for name, rows in placed.items()}
-        aligner = Aligner(self._model, self._search, self.limit, {**self._placed, **tried}, follow[-1])
+        aligner = Aligner(self._model, self._search, self.limit, {**self._placed, **tried}, shows)
         part = min(self._part_of(name) for name in placed)
         _, x, cache = self._starts[part]
         step = self._step(aligner, cache)
@@ -364,14 +363,13 @@ class _Alignment:
         others: dict[int, list[range]] = {}
         for found in (found for rows in self._rows.values() for found in rows.places.values()):
             others.setdefault(found.place.stop, []).append(found.extent)
-        for name in follow:
-            rows, before = aligner.rows[name], self._rows[name].close(self.limit)
-            for row in rows.close(self.limit) - before:
-                found = rows.places[row]
-                copied = any(np.array_equal(found.values, each[row].values) for each in placed.values() if row in each)
-                is_others = any(found.place.address in extent for extent in others.get(found.place.stop, ()))
-                gained[row] += not (copied or is_others)
-        return len(follow), +gained
+        gained, rows = set[int](), aligner.rows[shows]
+        for row in rows.close(self.limit) - self._rows[shows].close(self.limit):
+            found = rows.places[row]
+            copied = any(np.array_equal(found.values, each[row].values) for each in placed.values() if row in each)
+            if not copied and not any(found.place.address in extent for extent in others.get(found.place.stop, ())):
+                gained.add(row)
+        return gained
 
 
 def _copied(cache: Any) -> Any:

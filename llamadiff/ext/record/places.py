@@ -135,9 +135,9 @@ class _Places:
         return rests[number] if number < len(rests) else None
 
     def _rests(self, address: int, since: int, size: int) -> list[int]:
-        """The stops at which this was written and then left alone for longer than is usual of it, and those before these.
+        """The stops at which this was written and then left alone for longer than is usual of it, and those before.
 
-        The one before is the end of another loop, if what comes next is written at once.
+        The one before is the end of a loop whose last turn is followed by another value at once.
         """
         stops = self._search.memory.stops_that_wrote(address, size)
         first, last = np.searchsorted(stops, [since + 1, since + AFTER])
