@@ -341,7 +341,7 @@ class _Alignment:
     def _gained(self, placed: Placed) -> set[int]:
         """The rows that are there if it is so, and else are not, of the next sum that these go into.
 
-        A sum with the residual shows which token's row it is: all before it would follow from the row of another one too.
+        A sum with the residual shows which token's row it is: what comes before would follow from another one's too.
         Two kinds say nothing: a copy, as what is rotated to the first position is; and what was found as another tap's
         row, as Q's rotation, which would follow from Q in the place of K.
         """
