@@ -109,16 +109,21 @@ class _Places:
         return None if last is None else (last.address, last.stop)
 
     def _by_analogy(self) -> Iterator[Rule]:
-        """As far from its input as in other tokens or layers, in place and in time."""
+        """As far from its input as in other tokens or layers, in place and in time; or when that was left alone."""
+        seen = set[tuple[int, int]]()
         for rows in self._rows.values():
             if rows.tap.kind.word != self._sought.tap.kind.word:
                 continue
             inputs = self._inputs_of(rows.tap)
             for row, each in rows.places.items():
                 there = [other.places[row].place for other in inputs if row in other.places]
-                if there:
-                    last = max(there, key=lambda place: place.stop)
-                    yield from self._rules(row, each.place.address, _later(each.place.stop - last.stop), last.address)
+                last = max(there, key=lambda place: place.stop, default=None)
+                if last is None or (each.place.address, each.place.stop - last.stop) in seen:
+                    continue
+                seen.add((each.place.address, each.place.stop - last.stop))
+                whens: list[When] = [partial(self._rest, number=number) for number in range(FEW)]
+                for when in (_later(each.place.stop - last.stop), *whens):
+                    yield from self._rules(row, each.place.address, when, last.address)
 
     def _by_rest(self) -> Iterator[Rule]:
         """What was left alone for a time, as what a loop has filled is, however long it ran."""
