@@ -24,7 +24,7 @@ Array = NDArray[Any]
 Hypothesis = Mapping[int, Found]  # what each row that was not found would be
 Rule = Callable[[int], tuple[int, int] | None]  # a row -> its address and stop
 When = Callable[[int, int, int], int | None]  # an address, the stop of its input, bytes -> its stop
-AFTER = 64  # stops after its input's in which a value is written
+AFTER, LAYERS = 64, 2  # stops after its input's in which a value is written, at least; and in this many layers' stops
 FEW, LONG = 4, 8  # times at which one address was left alone; and stops
 TRIED = 32  # of what may be the values: the likest, and as many of the first that were written, in turn
 
@@ -57,6 +57,8 @@ class _Places:
         self._inputs = self._inputs_of(self._sought.tap)
         self._missing = missing
         self._dtype = search.dtypes[0]
+        steps = len(self._sought.values) * max(1, model.n_layer)
+        self._after = max(AFTER, LAYERS * search.memory.log.stops // steps)
 
     def likely(self) -> Iterator[Hypothesis]:
         """Those whose rows are as large as the right ones and not all the same, the likest first."""
@@ -145,8 +147,8 @@ class _Places:
         The one before is the end of a loop whose last turn is followed by another value at once.
         """
         stops = self._search.memory.stops_that_wrote(address, size)
-        first, last = np.searchsorted(stops, [since + 1, since + AFTER])
-        rests = np.diff(np.append(stops[first : last + 1], since + 2 * AFTER))[: last - first]
+        first, last = np.searchsorted(stops, [since + 1, since + self._after])
+        rests = np.diff(np.append(stops[first : last + 1], since + 2 * self._after))[: last - first]
         long = rests >= min(LONG, rests.max(initial=0) / 2)
         return [int(stop) for stop in stops[first:last][long | np.append(long[1:], False)]]
 
@@ -158,13 +160,13 @@ class _Places:
             return
         for address in self._addresses(row, since[1]):
             stops = self._search.memory.stops_that_wrote(address, self._size(row))
-            for stop in stops[(stops > since[1]) & (stops <= since[1] + AFTER)].tolist():
+            for stop in stops[(stops > since[1]) & (stops <= since[1] + self._after)].tolist():
                 yield from self._rules(row, address, _later(stop - since[1]), since[0])
 
     def _addresses(self, row: int, since: int) -> list[int]:
         """Those that are known, or where a write begins soon after a stop."""
         spans, size = self._search.memory.log.spans, self._size(row)
-        first, last = np.searchsorted(spans["stop"], [since + 1, since + AFTER])
+        first, last = np.searchsorted(spans["stop"], [since + 1, since + self._after])
         known = {each.place.address for rows in self._rows.values() for each in rows.places.values()}
         some = slice(int(first), int(last))
         written = set(spans["address"][some][4 * spans["words"][some].astype(np.int64) >= size].tolist())
