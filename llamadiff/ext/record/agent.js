@@ -93,8 +93,10 @@ rpc.exports = {
     const open = new NativeFunction(libc('open'), 'int', ['pointer', 'int']);
     const write = new NativeFunction(libc('write'), 'int', ['int', 'pointer', 'size_t']);
     const pipe = open(Memory.allocUtf8String(messages), 1);
+    const read = new NativeFunction(libc('read'), 'long', ['int', 'pointer', 'ulong']);
+    const answers = open(Memory.allocUtf8String(replies), 0);
     PIPES.writeInt(pipe);
-    PIPES.add(4).writeInt(open(Memory.allocUtf8String(replies), 0));
+    PIPES.add(4).writeInt(answers);
     addresses.forEach((address, number) => {
       const leave = number < count ? { onLeave: hooks.on_leave } : {};
       try {
@@ -104,8 +106,9 @@ rpc.exports = {
     const message = Memory.alloc(16);
     Interceptor.attach(libc('exit'), {
       onEnter(args) {
-        message.writeU32(END).add(4).writeU32(args[0].toUInt32() & 0xff);
+        message.writeU32(END).add(4).writeU32(args[0].toUInt32() & 0xff).add(4).writeU32(Process.id).add(4).writeU32(1);
         write(pipe, message, 16);
+        read(answers, message, 1); // until what was written last has been looked at
       },
     });
     Interceptor.flush();

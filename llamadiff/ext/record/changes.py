@@ -45,13 +45,13 @@ class Changes:
         self._absent = np.zeros(0, np.bool_)  # blocks that were never written
         self._turn = self._stops = self._size = 0
 
-    def look(self) -> list[Span]:
-        """What has changed since, by address."""
+    def look(self, everything: bool = False) -> list[Span]:
+        """What has changed since, by address; ``everything``: of all blocks, and not of those that are due."""
         size = self._memory.size()
         if size != self._size or self._stops % MAPS == 0:
             self._follow()
         self._stops, self._size = self._stops + 1, size
-        due = self._due()
+        due = np.arange(len(self._addresses)) if everything else self._due()
         slots, addresses = self._slots[due], self._addresses[due]
         old = self._copies[slots]
         new = old.copy()

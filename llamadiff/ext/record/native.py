@@ -23,7 +23,7 @@ from llamadiff.ext.record.memory import ProcessMemory, Words
 
 END = (1 << 32) - 1  # in place of a function's number: the program ends, with a code in place of the next
 USUAL = 2.0**-40, 2.0**40  # sizes of values
-STOP = struct.Struct("<4I")  # agent.js: function, or END and the code; process
+STOP = struct.Struct("<4I")  # agent.js: function, or END; whether it returns, or the code; process; at END, if it waits
 USELESS = 512, 1 << 13  # stops at a function in turn without a row's words: it is left alone; after some, later
 ROW = 8  # words
 FUNCTIONS = 1 << 16
@@ -132,9 +132,12 @@ class Recorder:
         while True:
             ready, _, _ = select.select([self._messages], [], [], SOON)
             if ready:
-                function, leaves, process, _ = STOP.unpack(os.read(self._messages, STOP.size))
+                function, leaves, process, waits = STOP.unpack(os.read(self._messages, STOP.size))
                 if function == END:
                     code = leaves if leaves < SIGNAL else SIGNAL - leaves
+                    if waits:
+                        self.log.add_stop(self._changes.look(everything=True) if process == self._process else [])
+                        os.write(self._replies, b"g")
                     continue
                 os.write(self._replies, self._stop(function) if process == self._process else b"m")
                 continue

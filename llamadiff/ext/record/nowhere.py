@@ -18,9 +18,11 @@ def lost_values(study: Study, given: Trace) -> Check | None:
         return None
     if isinstance(taken, Sequence) and (says := other_ids(given.info.tokens, [*taken])):
         return Check(RECORDING, of_unjudged(), f"{first}: {says}")
-    more = "give each op's result a name" if VARIABLES in given.info.producer else "record a build without optimization"
+    more = (
+        "give each op's result a name" if VARIABLES in given.info.producer else "record another build (-O1 shows most)"
+    )
     says = (
-        f"{first}: the right values were never in its memory, nor anything that follows from them; it goes wrong "
-        f"there, or in what it does not store before it; {more}, or write the taps"
+        f"{first}: the first that was never right in its memory, and nothing that follows from it was: it may go wrong "
+        f"there, or in what it stores nowhere before it; {more}, or write the taps"
     )
     return Check(RECORDING, of_unjudged(), says)
