@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.ext.record.orders import back
-from llamadiff.ext.record.search import DTYPES, Found, Search
+from llamadiff.ext.record.search import DTYPES, Found, Place, Search
 from llamadiff.trace.taps import Tap
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class _Places:
         self._sought = rows[name]
         self._inputs = self._inputs_of(self._sought.tap)
         self._missing = missing
+        self._taken: dict[int, Place] = {}
         self._dtype = search.dtypes[0]
         steps = len(self._sought.values) * max(1, model.n_layer)
         self._after = max(AFTER, LAYERS * search.memory.log.stops // steps)
@@ -106,9 +107,20 @@ class _Places:
 
     def _since(self, row: int) -> tuple[int, int] | None:
         """The address and the stop at which the last input of a row was seen."""
-        there = [each.places[row].place for each in self._inputs if row in each.places]
+        there = [self._seen(each, row) for each in self._inputs if row in each.places]
         last = max(there, key=lambda place: place.stop, default=None)
         return None if last is None else (last.address, last.stop)
+
+    def _seen(self, rows: Rows, row: int) -> Place:
+        """Where an input was seen; an embedding that lies among weights, where it was copied to in its turn."""
+        place = rows.places[row].place
+        if rows.tap.name != "embd" or len({each.place.stop for each in rows.places.values()}) > 1:
+            return place
+        if row not in self._taken:
+            values = [rows.values[each].tobytes() for each in range(row + 1)]
+            later = [each for each in self._search.copies(rows.places[row]) if each.stop > place.stop]
+            self._taken[row] = later[min(values.count(values[row]), len(later)) - 1] if later else place
+        return self._taken[row]
 
     def _by_analogy(self) -> Iterator[Rule]:
         """As far from its input as in other tokens or layers, in place and in time; or when that was left alone."""
@@ -147,7 +159,7 @@ class _Places:
         The one before is the end of a loop whose last turn is followed by another value at once.
         """
         stops = self._search.memory.stops_that_wrote(address, size)
-        first, last = np.searchsorted(stops, [since + 1, since + self._after])
+        first, last = np.searchsorted(stops, [since, since + self._after])
         rests = np.diff(np.append(stops[first : last + 1], since + 2 * self._after))[: last - first]
         long = rests >= min(LONG, rests.max(initial=0) / 2)
         return [int(stop) for stop in stops[first:last][long | np.append(long[1:], False)]]
@@ -160,17 +172,19 @@ class _Places:
             return
         for address in self._addresses(row, since[1]):
             stops = self._search.memory.stops_that_wrote(address, self._size(row))
-            for stop in stops[(stops > since[1]) & (stops <= since[1] + self._after)].tolist():
+            for stop in stops[(stops >= since[1]) & (stops <= since[1] + self._after)].tolist():
                 yield from self._rules(row, address, _later(stop - since[1]), since[0])
 
     def _addresses(self, row: int, since: int) -> list[int]:
-        """Those that are known, or where a write begins soon after a stop."""
+        """Those that are known, or where rows of a write begin soon after a stop."""
         spans, size = self._search.memory.log.spans, self._size(row)
-        first, last = np.searchsorted(spans["stop"], [since + 1, since + self._after])
+        first, last = np.searchsorted(spans["stop"], [since, since + self._after])
         known = {each.place.address for rows in self._rows.values() for each in rows.places.values()}
-        some = slice(int(first), int(last))
-        written = set(spans["address"][some][4 * spans["words"][some].astype(np.int64) >= size].tolist())
-        return sorted(known | written | {start + row * size for start in written})  # of rows one after the other
+        some = spans[int(first) : int(last)]
+        starts, ends = some["address"].astype(np.int64), (some["address"] + 4 * some["words"]).astype(np.int64)
+        written = {start + size * number for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+                   for number in range(min(row + 2, (end - start) // size))}  # fmt: skip
+        return sorted(known | written)
 
     def _rules(self, known: int, address: int, when: When, beside: int) -> Iterator[Rule]:
         """Where the other rows are if one is at an address, at a time after its input, which is ``beside`` it."""

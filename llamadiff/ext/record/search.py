@@ -221,6 +221,17 @@ class Search:
             return self._known[key]
         return self._find_as(row, DTYPES[self.dtypes[0]], _rms(row) * TOLERANCES[0]) if _can_be_told(row) else None
 
+    def copies(self, found: Found) -> list[Place]:
+        """All places that have the values of one, by when they had them first."""
+        dtype = DTYPES[found.place.dtype]
+        margin = _rms(found.values) * SAME
+        places = {each for anchors in _anchors(found.values, dtype)
+                  for each in self._places(found.values, anchors, dtype, margin)}  # fmt: skip
+        read = (
+            (place, self.read(found.values, dtype.name, *place)) for place in sorted(places, key=lambda one: one[1])
+        )
+        return [each.place for _, each in read if each is not None and each.nmse <= SAME**2]
+
     def may_be_there(self, rows: Array) -> NDArray[np.bool_]:
         """Of rows [row, value] those whose largest value is there; of two-byte values, which lie anywhere, all."""
         dtype = DTYPES[self.dtypes[0]]
