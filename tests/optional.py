@@ -25,7 +25,7 @@ PACKAGES = {
 PROGRAMS = {
     "cc": "apt install gcc", "gcc": "apt install gcc", "g++": "apt install g++", "node": "apt install nodejs",
     "rustc": "apt install rustc", "javac": "apt install default-jdk-headless", "go": COMPILERS,
-    "chromium": "apt install chromium", "openssl": "apt install openssl",
+    "chromium": "apt install chromium", "openssl": "apt install openssl", "gdb": "apt install gdb",
 }  # fmt: skip
 OTHER_NAMES = {"chromium": ("chromium", "chromium-browser", "google-chrome")}
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # with pip's programs

@@ -124,12 +124,14 @@ class Alignment:
     """What was found of each tap.
 
     ``nowhere``: the first, and its first row, that is not there, though nothing that is there answers for it. ``ids``:
-    where that is made of its embedding alone, those that the program took (ids.py).
+    where that is made of its embedding alone, those that the program took (ids.py). ``is_wrong``: some was found by its
+    place, and not by its values.
     """
 
     rows: Mapping[str, Rows]
     nowhere: tuple[str, int] | None = None
     ids: Sequence[int] = ()
+    is_wrong: bool = False
 
 
 def align(model: Runnable, search: Search, tokens: Sequence[int]) -> Alignment:
@@ -141,7 +143,8 @@ def align(model: Runnable, search: Search, tokens: Sequence[int]) -> Alignment:
     if not name:
         return Alignment(rows)
     is_first = name == "embd" or [*model.inputs(rows[name].tap)] == ["embd"]
-    return Alignment(rows, (name, lacking[0]), ids_taken(model, search, alignment.limit) if is_first else ())
+    taken = ids_taken(model, search, alignment.limit) if is_first else ()
+    return Alignment(rows, (name, lacking[0]), taken, alignment.has_placed)
 
 
 class _Alignment:
@@ -271,6 +274,11 @@ class _Alignment:
         tap = self._rows[name].tap
         inputs = inputs_of(tap, self._model, self._rows)
         return inputs, not {*self._model.inputs(tap)} <= {*inputs}
+
+    @property
+    def has_placed(self) -> bool:
+        """Whether any row was taken by its place."""
+        return bool(self._placed)
 
     def without_copies(self) -> dict[str, Rows]:
         """The rows, but for those that may lie in memory though the program has others."""

@@ -43,6 +43,8 @@ RECORDERS = {  # of what runs a script
     r"node(js)?[0-9.]*(\.exe)?": "llamadiff.ext.record.javascript",
 }
 _INTERPRETER = re.compile(r"(java|perl|ruby|bash|dash|sh|deno|bun)[0-9.]*")
+# What runs another program in its own place, or as a child: neither is looked at.
+WRAPPERS = {"env", "nice", "nohup", "taskset", "time", "timeout", "setsid", "stdbuf", "sudo", "make", "xargs", "gdb"}
 WRITER = "docs/engines.md says how an engine writes what it computes"
 
 
@@ -61,8 +63,18 @@ def open_source(spec: str) -> CandidateSource:
     program, *arguments = words_of(spec, PREFIX)
     found = shutil.which(program)
     if found is None:
-        raise UserError(f"{program}: cannot be run (no such program)")
+        raise UserError(f"{program}: cannot be run ({_why_not(Path(program))})")
+    if Path(program).name in WRAPPERS:
+        raise UserError(f"{program}: starts another program; give that one: -- {' '.join(arguments) or './engine ...'}")
     return CandidateSource(partial(_load, _recorder_of(program, found), [found, *arguments]))
+
+
+def _why_not(path: Path) -> str:
+    if path.is_dir():
+        return "a directory"
+    if path.is_file():
+        return f"not executable: chmod +x {path}, or name what runs it: python {path}"
+    return "no such program"
 
 
 def _recorder_of(program: str, path: str) -> str:
@@ -74,7 +86,7 @@ def _recorder_of(program: str, path: str) -> str:
     with open(path, "rb") as file:
         is_compiled = file.read(len(ELF)) == ELF
     if not is_compiled or any(_INTERPRETER.fullmatch(name) for name in runners):
-        raise UserError(f"{program}: runs a script in a language that is not recorded; {WRITER}")
+        raise UserError(f"{program}: is no compiled program, nor python or node; name the engine itself; {WRITER}")
     if platform.system() != "Linux":
         raise UserError(f"{PREFIX} of a compiled program needs Linux; {WRITER}")
     missing = [name for name in ("frida", "elftools") if find_spec(name) is None]
@@ -106,13 +118,13 @@ def _load(recorder: str, words: Sequence[str], context: Context) -> Trace:
 
 
 def other_ids(ours: Sequence[int], theirs: Sequence[int]) -> str:
-    """What is said of a program that took other ids than llama.cpp; nothing if each of llama.cpp's is among them."""
-    if not theirs or {*ours} <= {*theirs}:
+    """What is said of a program that took other ids than llama.cpp; nothing if its are the first of llama.cpp's."""
+    if {*ours} <= {*theirs} or [*ours[: len(theirs)]] == [*theirs]:
         return ""
-    its, right = (" ".join(map(str, each[:SHOWN])) + " ..." * (len(each) > SHOWN) for each in (theirs, ours))
+    its, right = (",".join(map(str, each[:SHOWN])) + ",..." * (len(each) > SHOWN) for each in (theirs, ours))
     return (
-        f"the program took the ids {its} (what it generated behind them), where llama.cpp takes {right}: its tokenizer "
-        f"or its prompt is another; give it these, or give llamadiff its own by --tokens"
+        f"it took the ids {its} (the last may be what it generated), llama.cpp {right}; to judge what it makes of its "
+        f"own: --tokens {its} in place of the prompt"
     )
 
 
@@ -150,7 +162,7 @@ def as_trace(alignment: Alignment, context: Context, producer: Mapping[str, Any]
     found = {name: each for name, each in rows.items() if each.places}
     if not found:
         nothing = f"of {len(context.tokens)} tokens nothing lay in its memory at any of {producer['stops']} stops; "
-        nothing += "was it given this model and this prompt?"
+        nothing += "was it given this model and this prompt, or does another program compute, which it starts?"
         raise UserError(f"{producer['name']}: {ended or other_ids(context.tokens, alignment.ids) or nothing}")
     arrays, known, kept = {}, {}, {}
     for name, each in found.items():
@@ -163,8 +175,9 @@ def as_trace(alignment: Alignment, context: Context, producer: Mapping[str, Any]
             kept[name] = dtype
     n = len(context.tokens)
     info = Info(context.tokens, tuple(range(n)), min(context.n_prefill or n, n), None, {**producer}, {})
-    notes = (f"{producer['name']} {ended}",) if ended else ()
-    printed = Printed(notes=(_coverage_note(rows), *notes))
+    ids = other_ids(context.tokens, alignment.ids) if alignment.is_wrong else ""  # else the first of what is said
+    notes = tuple(note for note in (ids, f"{producer['name']} {ended}" if ended else "") if note)
+    printed = Printed(notes=(*notes, _coverage_note(rows)))
     return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known, kept=kept, printed=printed)
 
 

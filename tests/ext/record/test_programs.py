@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,13 +32,26 @@ def test_a_program_is_judged_by_what_lies_in_its_memory(switch, word, tmp_path):
     assert {row.tap.partition("-")[0] for row in found.wrong} == ({word} if word else set())
 
 
+@needs("gdb")
+def test_a_program_that_is_linked_statically_is_recorded_by_gdb(tmp_path):
+    model, command = command_of(tmp_path)
+    words = command.split()[1:]
+    source = next(Path(programs.__file__).parent.rglob("kahan.c"))
+    static = tmp_path / "static"
+    subprocess.run(["gcc", "-O1", "-g", "-static", "-pthread", str(source), "-o", str(static), "-lm"], check=True)
+    found = compare(model, TOKENS, candidate=f"record: {static} {' '.join(words)}")
+    assert found.verdict == "match"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("./nothere", "./nothere: cannot be run (no such program)"),
-        ("./script", "./script: runs a script in a language that is not recorded; docs/engines.md"),
-        ("python3 engine.py", "python3: ended with exit code 2"),
+        ("./script", "./script: is no compiled program, nor python or node; name the engine itself; docs/engines.md"),
+        ("python3 engine.py", "engine.py: ended with exit code 2"),
         ("python3", "python3: cannot be recorded (no program behind python: expected python engine.py"),
+        (".", ".: cannot be run (a directory)"),
+        ("nice ./script 1", "nice: starts another program; give that one: -- ./script 1"),
         ("false", "false: ended with exit code 1"),
         ("", "no command; expected record: ./engine"),
     ],
