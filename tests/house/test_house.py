@@ -222,8 +222,11 @@ def test_only_the_child_process_records():
             assert not [name for name in imports(path) if name.startswith("llamadiff.llamacpp.record_taps")], path
 
 
+RUNS_PROGRAMS = "llamadiff/ext/record/python_agent.py"  # a user's own, in the user's own Python, as that would
+
+
 def test_nothing_is_unpickled_or_evaluated():
-    for path in FILES:
+    for path in (path for path in FILES if name(path) != RUNS_PROGRAMS):
         names = {node.id for node in ast.walk(tree(path)) if isinstance(node, ast.Name)}
         assert not names & {"eval", "exec", "pickle", "marshal"}, path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice, product
 from typing import Any
 
@@ -17,6 +17,7 @@ from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.record.ids import ids_taken
 from llamadiff.ext.record.orders import Order, back, orders_of
 from llamadiff.ext.record.places import Hypothesis, hypotheses, inputs_of
+from llamadiff.ext.record.rows import Rows
 from llamadiff.ext.record.search import Found, Search
 from llamadiff.trace.taps import Tap
 
@@ -28,25 +29,6 @@ PAIRS = 6  # hypotheses of each of two taps
 NEAR = 4  # taps between two that are tried together
 ROUNDING = {"f32": 1e-11, "f64": 1e-11, "f16": 1e-6, "bf16": 1e-4}  # NMSE that a dtype leaves of a row, and more
 MORE = 1e3  # than others' a right row's NMSE may be, where most rows were found
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A tap's rows: as they were found or, where they were not, computed.
-
-    ``places`` of those that were found, by row; ``near``: what is like others, and may be the program's own or chance.
-    ``order``: that in which the program has the values of a row, where it is not llama.cpp's.
-    """
-
-    tap: Tap
-    values: Array
-    places: Mapping[int, Found] = field(default_factory=dict)
-    near: Mapping[int, Found] = field(default_factory=dict)
-    order: Order | None = None
-
-    def close(self, limit: float) -> set[int]:
-        """Those that are what was sought, but for rounding."""
-        return {row for row, each in self.places.items() if each.nmse <= limit}
 
 
 class _EnoughError(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import shutil
 import subprocess
@@ -17,13 +16,15 @@ import numpy as np
 
 from llamadiff.candidates.command import tail_of, words_of
 from llamadiff.candidates.source import CandidateSource, Context
-from llamadiff.ext.record.align import Alignment, Rows, align
+from llamadiff.ext.record.align import Alignment, align
 from llamadiff.ext.record.log import NO_CODE, Log
+from llamadiff.ext.record.rows import Rows
 from llamadiff.ext.record.scripts import runners_of, title_of
 from llamadiff.ext.record.search import Memory, Search
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system import python_child
 from llamadiff.system.errors import UserError
+from llamadiff.system.libraries import HERE, LINUX
 from llamadiff.system.python_child import how_it_ended
 from llamadiff.system.supervised import supervise
 from llamadiff.trace.metadata import Info
@@ -87,7 +88,7 @@ def _recorder_of(program: str, path: str) -> str:
         is_compiled = file.read(len(ELF)) == ELF
     if not is_compiled or any(_INTERPRETER.fullmatch(name) for name in runners):
         raise UserError(f"{program}: is no compiled program, nor python or node; name the engine itself; {WRITER}")
-    if platform.system() != "Linux":
+    if HERE is not LINUX:
         raise UserError(f"{PREFIX} of a compiled program needs Linux; {WRITER}")
     missing = [name for name in ("frida", "elftools") if find_spec(name) is None]
     if missing:

@@ -6,11 +6,11 @@ Runs in a process of its own, which lives no longer than whoever wants the log (
 from __future__ import annotations
 
 import os
-import select
+import queue
 import shutil
 import struct
 import subprocess
-import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ FUNCTIONS = 1 << 16
 # nor maths of vectors, whose arguments lie in registers that are not kept at a stop.
 CALLED = r"^((exp|pow|sin|cos|sincos|tanh|erf|sqrt|log|fma|round)[0-9m]*[fl]?|cblas_\w+|[sdc]ge(mm|mv)_?|dnnl_\w+"
 CALLED += r"|GOMP_\w+|omp_\w+|__kmpc_\w+)$"
+AT_ONCE = 1  # linux/wait.h: WNOHANG
 SIGNAL = 1 << 8  # added to the number of the signal that a program in gdb died of
 SOON, SLOW = 0.05, 60.0  # seconds: between two looks at whether a program runs, and until gdb has started it
 
@@ -64,18 +65,20 @@ class Recorder:
         self.log = LogWriter(folder)
         self._useless = dict[int, int]()  # function -> stops in turn at which nothing had been written
         self._useful = set[int]()  # functions at which something had
+        self._messages = queue.Queue[bytes]()
 
     def run(self, program: tuple[str, ...]) -> int:
         """Until the program has ended -> its return code. Raises CannotError, or what frida does, if it cannot."""
-        pipes = [str(self._folder / name) for name in ("messages", "replies")]
-        if sys.platform != "win32":
-            for pipe in pipes:
-                os.mkfifo(pipe, 0o600)
-        self._messages, self._replies = (os.open(pipe, os.O_RDWR) for pipe in pipes)
-        path = Path(program[0])
-        start = self._start_in_gdb if is_static(path) else self._start_with_frida
-        self._waited = start(program, pipes)
+        heard, messages = os.pipe()
+        replies, self._replies = os.pipe()
+        threading.Thread(target=self._listen, args=(heard,), daemon=True).start()
+        start = self._start_in_gdb if is_static(Path(program[0])) else self._start_with_frida
+        self._waited = start(program, [f"/proc/{os.getpid()}/fd/{pipe}" for pipe in (messages, replies)])
         return self._follow()
+
+    def _listen(self, heard: int) -> None:
+        while True:
+            self._messages.put(os.read(heard, STOP.size))
 
     def _start_with_frida(self, program: tuple[str, ...], pipes: list[str]) -> int:
         """Start it -> the process to wait for."""
@@ -108,15 +111,15 @@ class Recorder:
             named.get("main.main", named.get("main", 0)),
         )
         agent = str(Path(__file__).with_name("gdb_agent.py"))
-        run = f"exec(compile(open({agent!r}).read(), {agent!r}, 'exec')); Follower(*{pipes!r}).run({starts!r}, {main})"
+        run = f"gdb.execute('source ' + {agent!r})\nFollower(*{pipes!r}).run({starts!r}, {main})\n"
         script = self._folder / "gdb.py"
-        script.write_text(run, "utf-8")
+        script.write_text(f"import gdb\n{run}", "utf-8")
         words = [gdb, "-nx", "-q", "-batch", "-iex", "set auto-load off", "-x", str(script), "--args", *program]
         followed = subprocess.Popen(words, stdin=subprocess.DEVNULL, env={**self._environment})  # noqa: S603
-        ready, _, _ = select.select([self._messages], [], [], SLOW)
-        if not ready:
-            raise CannotError("gdb did not start it")
-        _, _, process, _ = STOP.unpack(os.read(self._messages, STOP.size))
+        try:
+            _, _, process, _ = STOP.unpack(self._messages.get(timeout=SLOW))
+        except queue.Empty:
+            raise CannotError("gdb did not start it") from None
         self._watch(process, path)
         os.write(self._replies, b"g")
         return followed.pid
@@ -130,31 +133,29 @@ class Recorder:
         """Look at memory at each stop, until the program ends -> its return code."""
         code = NO_CODE
         while True:
-            ready, _, _ = select.select([self._messages], [], [], SOON)
-            if ready:
-                function, leaves, process, waits = STOP.unpack(os.read(self._messages, STOP.size))
-                if function == END:
-                    code = leaves if leaves < SIGNAL else SIGNAL - leaves
-                    if waits:
-                        self.log.add_stop(self._changes.look(everything=True) if process == self._process else [])
-                        os.write(self._replies, b"g")
-                    continue
+            try:
+                function, leaves, process, waits = STOP.unpack(self._messages.get(timeout=SOON))
+            except queue.Empty:
+                if (ended := self._ended(code)) is not None:
+                    return ended
+                continue
+            if function != END:
                 os.write(self._replies, self._stop(function) if process == self._process else b"m")
                 continue
-            ended = self._ended(code)
-            if ended is not None:
-                return ended
+            code = leaves if leaves < SIGNAL else SIGNAL - leaves
+            if waits:
+                self.log.add_stop(self._changes.look(everything=True) if process == self._process else [])
+                os.write(self._replies, b"g")
 
     def _ended(self, code: int) -> int | None:
         """The program's return code, or ``code`` where somebody else has waited for it; None while it runs."""
-        if sys.platform != "win32":
-            try:
-                process, status = os.waitpid(self._waited, os.WNOHANG)
-            except ChildProcessError:
-                return code
-            if process:
-                return os.waitstatus_to_exitcode(status) if self._waited == self._process else code
-        return None
+        try:
+            process, status = os.waitpid(self._waited, AT_ONCE)
+        except ChildProcessError:
+            return code
+        if not process:
+            return None
+        return os.waitstatus_to_exitcode(status) if self._waited == self._process else code
 
     def _stop(self, function: int) -> bytes:
         spans = self._changes.look()

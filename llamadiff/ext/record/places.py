@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.ext.record.orders import back
+from llamadiff.ext.record.rows import Rows
 from llamadiff.ext.record.search import DTYPES, Found, Place, Search
 from llamadiff.trace.taps import Tap
 
 if TYPE_CHECKING:
     from llamadiff.engines.model_file import Runnable
-    from llamadiff.ext.record.align import Rows
 
 Array = NDArray[Any]
 Hypothesis = Mapping[int, Found]  # what each row that was not found would be

@@ -147,7 +147,7 @@ PROGRAMS = {
     "code": "import sys; print(sys.argv); sys.exit(3)",
     "text": "import sys; sys.exit('no model')",
     "raises": "def f():\n    return 1 / 0\nf()",
-    "stops": "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)",
+    "stops": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()",
     "leaves": "import os\nprint('out', flush=True)\nos._exit(7)",
     "main": "import sys, pickle\nclass A: pass\nprint(pickle.dumps(A()), __name__, __file__, sys.path[0], __spec__)\n"
     "import atexit; atexit.register(lambda: print(A))",
