@@ -35,7 +35,7 @@ NOWHERE, TAKEN = "nowhere", "taken"  # keys of a producer: the first values that
 VARIABLES = "variables"  # the key of one whose values were seen where it gave them names, not in its memory
 FEW = 3  # taps that are named
 MOST = 1 << 30  # bytes of a program's writes that are kept
-MOST_IDS, SHOWN = 64, 12  # ids that are kept, and shown
+MOST_IDS, SHOWN = 64, 12  # ids of a program's that are kept, and of llama.cpp's that are shown
 SHORT = ("f16", "bf16")  # dtypes of which a trace says that values had them
 ELF = b"\x7fELF"  # how a compiled program begins
 NATIVE = "llamadiff.ext.record.native"
@@ -122,10 +122,10 @@ def other_ids(ours: Sequence[int], theirs: Sequence[int]) -> str:
     """What is said of a program that took other ids than llama.cpp; nothing if its are the first of llama.cpp's."""
     if {*ours} <= {*theirs} or [*ours[: len(theirs)]] == [*theirs]:
         return ""
-    its, right = (",".join(map(str, each[:SHOWN])) + ",..." * (len(each) > SHOWN) for each in (theirs, ours))
+    right = " ".join(map(str, ours[:SHOWN])) + " ..." * (len(ours) > SHOWN)
     return (
-        f"it took the ids {its} (the last may be what it generated), llama.cpp {right}; to judge what it makes of its "
-        f"own: --tokens {its} in place of the prompt"
+        f"it took other ids than llama.cpp's {right}: to judge what it makes of its own, --tokens "
+        f"{','.join(map(str, theirs))} in place of the prompt (the last of these may be what it generated)"
     )
 
 
@@ -164,7 +164,9 @@ def as_trace(alignment: Alignment, context: Context, producer: Mapping[str, Any]
     if not found:
         nothing = f"of {len(context.tokens)} tokens nothing lay in its memory at any of {producer['stops']} stops; "
         nothing += "was it given this model and this prompt, or does another program compute, which it starts?"
-        raise UserError(f"{producer['name']}: {ended or other_ids(context.tokens, alignment.ids) or nothing}")
+        raise UserError(
+            f"{producer['name']}: {ended or other_ids(context.tokens, alignment.ids[:MOST_IDS]) or nothing}"
+        )
     arrays, known, kept = {}, {}, {}
     for name, each in found.items():
         arrays[name] = each.values.astype(np.float32)
@@ -176,7 +178,9 @@ def as_trace(alignment: Alignment, context: Context, producer: Mapping[str, Any]
             kept[name] = dtype
     n = len(context.tokens)
     info = Info(context.tokens, tuple(range(n)), min(context.n_prefill or n, n), None, {**producer}, {})
-    ids = other_ids(context.tokens, alignment.ids) if alignment.is_wrong else ""  # else the first of what is said
+    ids = (
+        other_ids(context.tokens, alignment.ids[:MOST_IDS]) if alignment.is_wrong else ""
+    )  # else the first of what is said
     notes = tuple(note for note in (ids, f"{producer['name']} {ended}" if ended else "") if note)
     printed = Printed(notes=(*notes, _coverage_note(rows)))
     return Trace(info, arrays, dict.fromkeys(arrays, "F32"), known=known, kept=kept, printed=printed)

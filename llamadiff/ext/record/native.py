@@ -41,6 +41,7 @@ def main(folder: str, most: str, *program: str) -> None:
     environment = dict(os.environ)
     os.environ["TMPDIR"] = folder  # for what frida writes there, and leaves if it is killed
     import frida
+    from elftools.common.exceptions import ELFError
 
     recorder = Recorder(Path(folder), int(most), environment)
     cannot = (
@@ -49,7 +50,7 @@ def main(folder: str, most: str, *program: str) -> None:
     )  # fmt: skip
     try:
         recorder.log.close(recorder.run(program))
-    except (*cannot, CannotError) as error:
+    except (*cannot, ELFError, CannotError) as error:
         recorder.log.close(error=str(error))
 
 
@@ -106,10 +107,8 @@ class Recorder:
             raise CannotError("it is linked statically: that needs gdb; apt install gdb")
         path = Path(os.path.realpath(program[0]))
         named = own_functions(path)
-        starts, main = (
-            sorted({*named.values()} or unwound(path))[:FUNCTIONS],
-            named.get("main.main", named.get("main", 0)),
-        )
+        starts = sorted({*named.values()} or unwound(path))[:FUNCTIONS]
+        main = named.get("main.main", named.get("main", 0))
         agent = str(Path(__file__).with_name("gdb_agent.py"))
         run = f"gdb.execute('source ' + {agent!r})\nFollower(*{pipes!r}).run({starts!r}, {main})\n"
         script = self._folder / "gdb.py"

@@ -17,7 +17,7 @@ def lost_values(study: Study, given: Trace) -> Check | None:
     if not isinstance(first, str) or study.passes.wrong("candidate"):
         return None
     if isinstance(taken, Sequence) and (its := other_ids(given.info.tokens, [*taken])):
-        says = f"{first}: the program took other ids, by its tokenizer or its prompt: {its}"
+        says = f"{first}: by the program's tokenizer or its prompt {its}"
         return Check(RECORDING, of_unjudged(), says)
     more = (
         "give each op's result a name" if VARIABLES in given.info.producer else "record another build (-O1 shows most)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -141,13 +141,29 @@ class _Places:
 
     def _by_rest(self) -> Iterator[Rule]:
         """What was left alone for a time, as what a loop has filled is, however long it ran."""
+        return self._at_times(
+            lambda address, since, size: [
+                partial(self._rest, number=number) for number in range(min(FEW, len(self._rests(address, since, size))))
+            ]
+        )
+
+    def _by_time(self) -> Iterator[Rule]:
+        """What was written so many stops after the last input was."""
+        return self._at_times(
+            lambda address, since, size: [
+                _later(stop - since) for stop in self._search.memory.stops_that_wrote(address, size).tolist()
+                if since <= stop <= since + self._after
+            ]
+        )  # fmt: skip
+
+    def _at_times(self, times: Callable[[int, int, int], Iterable[When]]) -> Iterator[Rule]:
+        """Each address that the last of the missing rows may have, at the ``times`` of an address."""
         row = self._missing[-1]
         since = self._since(row)
-        if since is None:
-            return
-        for address in self._addresses(row, since[1]):
-            for number in range(min(FEW, len(self._rests(address, since[1], self._size(row))))):
-                yield from self._rules(row, address, partial(self._rest, number=number), since[0])
+        if since is not None:
+            for address in self._addresses(row, since[1]):
+                for when in times(address, since[1], self._size(row)):
+                    yield from self._rules(row, address, when, since[0])
 
     def _rest(self, address: int, since: int, size: int, number: int) -> int | None:
         rests = self._rests(address, since, size)
@@ -163,17 +179,6 @@ class _Places:
         rests = np.diff(np.append(stops[first : last + 1], since + 2 * self._after))[: last - first]
         long = rests >= min(LONG, rests.max(initial=0) / 2)
         return [int(stop) for stop in stops[first:last][long | np.append(long[1:], False)]]
-
-    def _by_time(self) -> Iterator[Rule]:
-        """What was written so many stops after the last input was."""
-        row = self._missing[-1]
-        since = self._since(row)
-        if since is None:
-            return
-        for address in self._addresses(row, since[1]):
-            stops = self._search.memory.stops_that_wrote(address, self._size(row))
-            for stop in stops[(stops >= since[1]) & (stops <= since[1] + self._after)].tolist():
-                yield from self._rules(row, address, _later(stop - since[1]), since[0])
 
     def _addresses(self, row: int, since: int) -> list[int]:
         """Those that are known, or where rows of a write begin soon after a stop."""

@@ -64,6 +64,17 @@ def test_a_mistake_is_found_where_it_is(tmp_path):
     assert off == {"ffn_norm-0", "ffn_norm-1"}
 
 
+# What these change has no name in the engine, or is read in another order: its place alone is said.
+LOST = {
+    "GELU",
+    "sums in float16",
+    "RoPE in halves",
+    "heads not joined",
+    "ReLU",
+    "RoPE's angle by the pair's place in the row",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", [pytest.param(each, id=f"{each.engine}-{each.name}") for each in MISTAKES])
 def test_mistakes_are_named_and_nothing_else(mistake, tmp_path):
@@ -74,7 +85,7 @@ def test_mistakes_are_named_and_nothing_else(mistake, tmp_path):
     engine = write_engine(tmp_path, mistake.engine, mistake)
     command = f"{sys.executable} {engine} {weights} {','.join(map(str, TOKENS))}"
     found = compare(model, TOKENS, candidate=f"record: {command}")
-    assert found.verdict in {"wrong", "unchecked"} if mistake.words else found.verdict != "wrong"
+    assert found.verdict == ("match" if not mistake.words else "unchecked" if mistake.name in LOST else "wrong")
     assert {row.tap.partition("-")[0] for row in found.wrong} <= {*mistake.words}
 
 
