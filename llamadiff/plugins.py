@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llamadiff.candidates.pieces import Piece, Unread
     from llamadiff.cli.command import Command
     from llamadiff.engines.model_file import ModelFile, Runnable
-    from llamadiff.engines.run_spec import Gate, How
+    from llamadiff.engines.run_spec import Gate, How, Run
     from llamadiff.judge.compared import Compared
     from llamadiff.judge.fact import Fact
     from llamadiff.judge.lanes import Lane, Source
@@ -90,8 +90,8 @@ class Slice:
         """What is wrong with the words of a command line that was not understood; ``commands`` by their names."""
         return None
 
-    def comparison_of(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
-        """What compares a model with a candidate that is no trace of the same run: a file, steps, a server."""
+    def comparison_of(self, candidate: CandidateSpec | None, how: How, run: Run) -> Compare | None:
+        """What compares otherwise than with all of a trace of the same run: a file, steps, a server; some rows."""
         return None
 
     def original(self, candidate: CandidateSpec, model: Runnable, progress: Progress) -> Original | None:

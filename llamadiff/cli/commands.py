@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 def compare(
     model: opt.Model, prompt: opt.PromptOrTrace = None, tokens: opt.Tokens = None, chat: opt.Chat = False,
     n_predict: opt.NPredict = 0, candidate: opt.Candidate = None, steps: opt.Steps = None, name_map: opt.NameMap = None,
-    timeout: opt.Timeout = 600.0, only: opt.Only = None, partial: opt.Partial = False, llama_cpp: opt.LlamaCpp = None,
-    engine: opt.Engine = None, explain: opt.Explain = 0.0, tolerance: opt.Tolerance = None,
-    fail_on: opt.FailOn = "wrong", expect: opt.Expect = None, force: opt.Force = False, *, reports: Reports,
+    timeout: opt.Timeout = 600.0, only: opt.Only = None, rows: opt.Rows = None, partial: opt.Partial = False,
+    llama_cpp: opt.LlamaCpp = None, engine: opt.Engine = None, explain: opt.Explain = 0.0,
+    tolerance: opt.Tolerance = None, fail_on: opt.FailOn = "wrong", expect: opt.Expect = None,
+    force: opt.Force = False, *, reports: Reports,
 ) -> None:  # fmt: skip
     """Say which operation of an engine is wrong, and why."""
     prompt, candidate = prompt_or_trace(model, prompt, candidate)
     asked = RunOptions(prompt, tokens, chat, n_predict, llama_cpp, only, takes_candidate=True)
     more = {
         "engine": engine, "explain": explain, "partial": partial, "name_map": name_map, "timeout": timeout,
-        "expect": token_ids(expect, "--expect"), "steps": steps,
+        "expect": token_ids(expect, "--expect"), "steps": steps, "rows": rows,
     }  # fmt: skip
     run_compare(model, asked, candidate, tolerance, fail_on, reports, more, [("the steps", steps)], force)
 

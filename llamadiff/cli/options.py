@@ -112,6 +112,9 @@ Only = Annotated[
     list[str] | None,
     _option("--only", RECORDED, "TAPS|LAYERS", "Only these taps, such as 'l_out-*', or layers: 3 or 0-3. Repeatable."),
 ]
+Rows = Annotated[
+    str | None, _option("--rows", RECORDED, "ROWS", "Tokens that are judged: 0-7,4096; of over 2,048 a choice, or all.")
+]
 Sketch = Annotated[bool, _flag("--sketch", RECORDED, "Keep a few numbers a token instead of tensors.")]
 Nodes = Annotated[
     bool, _flag("--nodes", RECORDED, "Record nodes without judging them; judge later with backend --recorded.")

@@ -67,8 +67,8 @@ class How:
     is enough, though the logits are not among it. ``expect``: tokens that the table of logits is to have. ``name_map``
     names or is a map of a candidate's tensor names; ``timeout``: the seconds that its command may take. ``gate``:
     logits are held to limits over all positions. ``pictures``: close-ups of taps and the logits of every position are
-    kept, which a page shows. ``costing`` is about a candidate that is another file of the model. ``steps``: a file of
-    them, which a candidate's command carries out.
+    kept, which a page shows. ``rows``: those of a long prompt that are judged. ``costing`` is about a candidate that is
+    another file of the model. ``steps``: a file of them, which a candidate's command carries out.
     """
 
     rules: Rules = RULES
@@ -84,6 +84,7 @@ class How:
     progress: Progress = silent
     gate: Gate | None = None
     pictures: bool = False
+    rows: str | None = None
     costing: Costing = field(default_factory=Costing)
     steps: Path | None = None
 

@@ -1,4 +1,4 @@
-"""Values as blocks of a type, made by ggml's own quantizers, and back."""
+"""Values as blocks of a type, made by ggml's own quantizers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from llamadiff.llamacpp.interface import Library
 from llamadiff.llamacpp.layout import declare
-from llamadiff.llamacpp.tensors import Tensor
 
 
 class TypeTraits(ctypes.Structure):
@@ -45,17 +44,3 @@ def blocks_of(library: Library, kind: str, values: bytes, width: int) -> Any:
     even = (ctypes.c_float * width)(*[1.0] * width) if asks(number) else None
     quantizer(number, given, made, 0, rows, width, even)
     return memoryview(made).cast("B")[: rows * width // per_block * size]
-
-
-def floats_of(library: Library, tensor: Tensor) -> bytes:
-    """The values of a tensor of a file, float32, as ggml decodes them."""
-    data = tensor.data
-    if tensor.type == "f32":
-        return bytes(data)
-    declare(library.lib, {"ggml_get_type_traits": (ctypes.POINTER(TypeTraits), ctypes.c_int)}, "llama.cpp")
-    traits = library.lib.ggml_get_type_traits
-    per_block, size = library.ggml.blocks(tensor.tensor.type)
-    count = len(data) // size * per_block
-    stored, floats = ctypes.create_string_buffer(bytes(data), len(data)), (ctypes.c_float * count)()
-    traits(tensor.tensor.type).contents.to_float(stored, floats, count)
-    return bytes(floats)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
-from llamadiff.llamacpp.interface import OBSERVE, Handle, Library, Loading, Observe, Room
+from llamadiff.llamacpp.interface import OBSERVE, Handle, Ids, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address, tensor_structure
 from llamadiff.llamacpp.library import set_fields
 
@@ -48,11 +47,11 @@ class Installed(Library):
             set_fields(params, cb_eval=ctypes.cast(self.callback, kind))
         return self.api.llama_init_from_model(model, params)
 
-    def decode(self, context: Handle, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> int:
+    def decode(self, context: Handle, tokens: Ids, positions: Ids, sequences: Ids, logits: Ids) -> int:
         batch = self.api.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
-        for i, (token, position, sequence) in enumerate(zip(tokens, positions, sequences, strict=True)):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, 1
+        for i, (token, position, sequence, wanted) in enumerate(zip(tokens, positions, sequences, logits, strict=True)):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, wanted
             batch.seq_id[i][0] = sequence
         code = int(self.api.llama_decode(context, batch))
         self.api.llama_batch_free(batch)

@@ -22,6 +22,7 @@ from llamadiff.llamacpp.tensors import Ggml, kind_of
 from llamadiff.system.libraries import Loaded, file_at
 
 Handle = Any  # the address of a model, or of a context
+Ids = Sequence[int]
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, Address)
 OBSERVE = ctypes.CFUNCTYPE(ctypes.c_bool, Address, ctypes.c_bool, Address)  # ggml_backend_sched_eval_callback
 ABORT = ctypes.CFUNCTYPE(ctypes.c_bool, Address)  # ggml_abort_callback
@@ -144,8 +145,8 @@ class Library(ABC):
         """A context, whose graph ``observe`` sees as it runs; nothing if llama.cpp refuses it."""
 
     @abstractmethod
-    def decode(self, context: Handle, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> int:
-        """Run a batch, each token with its position and its sequence, all with logits -> llama_decode's code."""
+    def decode(self, context: Handle, tokens: Ids, positions: Ids, sequences: Ids, logits: Ids) -> int:
+        """Run a batch, each token at its position, its sequence, and whether with logits (1, 0) -> llama_decode's code."""
 
     def tokenizer(self, model: Handle) -> Handle:
         """What llama_tokenize and llama_token_to_piece take: a model's vocabulary."""

@@ -254,11 +254,15 @@ class Observer:
         self, context: Handle, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]
     ) -> None:
         """One call of llama_decode. Raises UserError if it fails, and what went wrong meanwhile."""
-        code = self.library.decode(context, tokens, positions, sequences)
+        code = self.library.decode(context, tokens, positions, sequences, self._with_logits(len(tokens)))
         if self.failure is not None:
             raise self.failure
         if code != 0 and not (self.is_seen and code == CALLED_OFF):
             raise UserError(f"{self.request.model}: llama_decode failed with code {code}")
+
+    def _with_logits(self, count: int) -> Sequence[int]:
+        """Which tokens of a batch have logits (1): all."""
+        return [1] * count
 
     def _greedy(self, context: Handle) -> int:
         """The first of the largest logits; of such as are no numbers, the first."""

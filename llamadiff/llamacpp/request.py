@@ -128,6 +128,7 @@ class Request:
     meanwhile; ``data``: bytes for an errand, in base64. ``pooled``: the text is embedded, with the model's pooling.
     ``listener``: what tells of the inputs of passes (passes.py); ``adapter``: what applies one. ``scales_queries``:
     whether scores are made of Q that has the attention scale, where known: others are another thing, and not told.
+    ``rows``: words for the tokens that are told of (ext/rows/choose.py), and of all tokens the taps ``everywhere``.
     """
 
     model: str
@@ -166,6 +167,8 @@ class Request:
     listener: str = ""
     adapter: str = ""
     scales_queries: bool | None = None
+    rows: str = ""
+    everywhere: tuple[str, ...] = ()
 
     @property
     def layer_range(self) -> range | None:
@@ -191,7 +194,7 @@ class Request:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Request:
-        names = ("files", "tokens", "wanted", "patterns", "layers", "batches", "texts", "weights")
+        names = ("files", "tokens", "wanted", "patterns", "layers", "batches", "texts", "weights", "everywhere")
         lists = {name: tuple(data[name]) for name in names if data[name] is not None}
         made = {"settings": Settings(**data["settings"]), "way": Way.from_json(data["way"])}
         return cls(**{**data, **lists, **made})

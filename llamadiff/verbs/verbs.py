@@ -78,7 +78,7 @@ def compare(
     """
     started, run = time.perf_counter(), run_of(prompt)
     refuse_collisions(compared_files(model, candidate, how.name_map), saved_files(save))
-    other = plugins.ask_first(lambda each: each.comparison_of(candidate, how))
+    other = plugins.ask_first(lambda each: each.comparison_of(candidate, how, run))
     if other is not None:
         with child or Child(run.settings) as ready, _workplace(save) as folder:
             result = other(model, candidate, run, how, Path(folder), ready)

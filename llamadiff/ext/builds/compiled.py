@@ -15,7 +15,7 @@ from typing import Any
 from llamadiff.ext.builds.build_tree import BuildTree, find
 from llamadiff.ext.builds.shims import Shim, kept
 from llamadiff.ext.builds.structures import writes_are_seen, written
-from llamadiff.llamacpp.interface import OBSERVE, Handle, Library, Loading, Observe, Room
+from llamadiff.llamacpp.interface import OBSERVE, Handle, Ids, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address, declare, structure_at
 from llamadiff.llamacpp.library import GGML, behind, find_beside
 from llamadiff.llamacpp.probes import Rounding, rounding_by
@@ -46,7 +46,7 @@ _SHIM = {
     "shim_model": (Address, ctypes.c_char_p, _INT, _INT, _INT, Address),
     "shim_context": (Address, Address, ctypes.POINTER(_Room), OBSERVE),
     "shim_tokenizes_by_model": (_INT,),
-    "shim_decode": (_INT, Address, _INT, _INTS, _INTS, _INTS),
+    "shim_decode": (_INT, Address, _INT, _INTS, _INTS, _INTS, _INTS),
 }
 
 
@@ -85,9 +85,10 @@ class Compiled(Library):
     def tokenizer(self, model: Handle) -> Handle:
         return model if self.lib.shim_tokenizes_by_model() else super().tokenizer(model)
 
-    def decode(self, context: Handle, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> int:
+    def decode(self, context: Handle, tokens: Ids, positions: Ids, sequences: Ids, logits: Ids) -> int:
         many = _INT * len(tokens)
-        return int(self.lib.shim_decode(context, len(tokens), many(*tokens), many(*positions), many(*sequences)))
+        given = (many(*each) for each in (tokens, positions, sequences, logits))
+        return int(self.lib.shim_decode(context, len(tokens), *given))
 
 
 def _table(shim: Any, name: str) -> dict[str, int]:

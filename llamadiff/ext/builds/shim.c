@@ -138,7 +138,8 @@ SHIM void * shim_context(void * model, const struct shim_room * room, ggml_backe
 // ---- batches: every token with its position and its sequence, all with logits ---------------------------------------
 
 SHIM int32_t shim_decode(
-    void * context, int32_t n, const int32_t * tokens, const int32_t * positions, const int32_t * sequences
+    void * context, int32_t n, const int32_t * tokens, const int32_t * positions, const int32_t * sequences,
+    const int32_t * logits
 ) {
     struct llama_batch batch = llama_batch_init(n, 0, 1);
     batch.n_tokens = n;
@@ -147,7 +148,7 @@ SHIM int32_t shim_decode(
         batch.pos[i] = positions[i];
         batch.n_seq_id[i] = 1;
         batch.seq_id[i][0] = sequences[i];
-        batch.logits[i] = 1;
+        batch.logits[i] = (int8_t) logits[i];
     }
     const int32_t code = llama_decode((struct llama_context *) context, batch);
     llama_batch_free(batch);

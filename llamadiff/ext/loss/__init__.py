@@ -10,7 +10,7 @@ from llamadiff.plugins import Slice
 if TYPE_CHECKING:
     from llamadiff.candidates.opening import CandidateSpec
     from llamadiff.cli.command import Command
-    from llamadiff.engines.run_spec import How
+    from llamadiff.engines.run_spec import How, Run
     from llamadiff.report.tables import Table
     from llamadiff.result.comparison import Comparison
     from llamadiff.verbs.verbs import Compare
@@ -27,7 +27,7 @@ class Loss(Slice):
 
         return COMMANDS
 
-    def comparison_of(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
+    def comparison_of(self, candidate: CandidateSpec | None, how: How, run: Run) -> Compare | None:
         from llamadiff.candidates.gguf_file import is_model_file
 
         if not is_model_file(candidate):

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llamadiff.llamacpp.blocks import blocks_of, floats_of
+from llamadiff.llamacpp.blocks import TypeTraits, blocks_of
 from llamadiff.llamacpp.interface import Handle, Library, Room
+from llamadiff.llamacpp.layout import declare
 from llamadiff.llamacpp.request import Request, Say
 from llamadiff.llamacpp.session import SMALL_MODEL, Quiet, ids_of, load, made_context
 from llamadiff.llamacpp.tensor_transport import Feed
@@ -128,7 +129,7 @@ class TwoFiles:
         memory = self.lib.llama_get_memory(context)
         if memory:
             self.lib.llama_memory_clear(memory, True)
-        code = self.library.decode(context, window.tokens, range(count), [0] * count)
+        code = self.library.decode(context, window.tokens, range(count), [0] * count, [1] * count)
         if code != 0:
             path = (self.request.model, self.request.other)[side]
             raise UserError(f"{path}: llama_decode failed with code {code}")
@@ -147,7 +148,7 @@ class TwoFiles:
             return False
 
         context = self.library.context(model, self._room(1), observe)
-        if not context or self.library.decode(context, [0], [0], [0]) != 0:
+        if not context or self.library.decode(context, [0], [0], [0], [1]) != 0:
             raise UserError(f"{self.request.model}: llama.cpp cannot run one token of it")
         self.lib.llama_free(context)
         return {name: list(tensors.values()) for name, tensors in found.items()}
@@ -173,7 +174,7 @@ class TwoFiles:
             raise UserError(f"{self.request.model}: llama.cpp does not read {name}, so that it cannot be restored")
         if kind == OWN:
             return _state(good)
-        made = blocks_of(self.library, kind, floats_of(self.library, Tensor(self.library.ggml, good)), good.ne[0])
+        made = blocks_of(self.library, kind, _floats_of(self.library, Tensor(self.library.ggml, good)), good.ne[0])
         blocks = ctypes.create_string_buffer(bytes(made), len(made))
         self.kept.append(blocks)
         number = self.library.ggml.number(kind)
@@ -210,3 +211,17 @@ def run_pair(library: Library, request: Request, say: Say, feed: Feed) -> None:
     library.lib.llama_backend_init()
     with Quiet(library):
         TwoFiles(library, request).run(say, feed)
+
+
+def _floats_of(library: Library, tensor: Tensor) -> bytes:
+    """The values of a tensor of a file, float32, as ggml decodes them."""
+    data = tensor.data
+    if tensor.type == "f32":
+        return bytes(data)
+    declare(library.lib, {"ggml_get_type_traits": (ctypes.POINTER(TypeTraits), ctypes.c_int)}, "llama.cpp")
+    traits = library.lib.ggml_get_type_traits
+    per_block, size = library.ggml.blocks(tensor.tensor.type)
+    count = len(data) // size * per_block
+    stored, floats = ctypes.create_string_buffer(bytes(data), len(data)), (ctypes.c_float * count)()
+    traits(tensor.tensor.type).contents.to_float(stored, floats, count)
+    return bytes(floats)

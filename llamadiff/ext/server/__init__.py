@@ -9,7 +9,7 @@ from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
     from llamadiff.candidates.opening import CandidateSpec
-    from llamadiff.engines.run_spec import How
+    from llamadiff.engines.run_spec import How, Run
     from llamadiff.verbs.verbs import Compare
 
 
@@ -22,7 +22,7 @@ class Server(Slice):
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.server.candidate",)
 
-    def comparison_of(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
+    def comparison_of(self, candidate: CandidateSpec | None, how: How, run: Run) -> Compare | None:
         from llamadiff.ext.server.pooled_trace import is_pooled_alone
 
         if how.steps is not None:

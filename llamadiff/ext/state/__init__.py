@@ -10,7 +10,7 @@ from llamadiff.plugins import Slice
 if TYPE_CHECKING:
     from llamadiff.candidates.opening import CandidateSpec
     from llamadiff.cli.command import Command
-    from llamadiff.engines.run_spec import How
+    from llamadiff.engines.run_spec import How, Run
     from llamadiff.llamacpp.passes import PassCheck
     from llamadiff.verbs.verbs import Compare
 
@@ -29,7 +29,7 @@ class State(Slice):
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.state.candidate",)
 
-    def comparison_of(self, candidate: CandidateSpec | None, how: How) -> Compare | None:
+    def comparison_of(self, candidate: CandidateSpec | None, how: How, run: Run) -> Compare | None:
         if how.steps is None:
             return None
         from llamadiff.ext.state.stepwise import compare_steps

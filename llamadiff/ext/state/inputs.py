@@ -35,6 +35,28 @@ class Cells:
     def of(self, sequence: int) -> dict[int, int]:
         return self.held.setdefault(sequence, {})
 
+    def rows_in(self, cells: set[int]) -> dict[tuple[int, int], list[int]]:
+        """By sequence and cell, the rows that are held in these."""
+        found = dict[tuple[int, int], list[int]]()
+        for sequence, held in self.held.items():
+            for row, cell in held.items():
+                if cell in cells:
+                    found.setdefault((sequence, cell), []).append(row)
+        return found
+
+
+@dataclass(frozen=True)
+class _Right:
+    """A mask in which all ``rows`` see what they should, in a cache with these ``windows`` and rows ``held``; those
+    that it ``fits``.
+    """
+
+    mask: Array
+    rows: list[int]
+    held: dict[int, dict[int, int]]
+    windows: list[Window]
+    fits: list[Window]
+
 
 class Inputs:
     """What was done to a context, and the ``faults`` in what its passes were given."""
@@ -47,6 +69,7 @@ class Inputs:
         self.states: dict[int, Kept] = {}
         self.rows: list[Row] = []  # of the batch
         self.current: list[Row] = []  # of those, the ones of the pass
+        self.right: _Right | None = None  # the last mask that was
         self.values: dict[int, Array] = {}  # address -> what was told of it last
         self.shifts: dict[tuple[int, int], int] = {}  # sequence, row -> how far it moved and was not turned yet
         self.is_turned, self.has_turned = False, False  # whether positions are RoPE's; whether rows were turned since
@@ -218,14 +241,16 @@ class Inputs:
         if (wide != written[:, None] + width * np.arange(wide.shape[1])).any() and wide.shape[1] > 1:
             yield f"a row of {cache} is written to several cells"
         cells = self.caches.setdefault(cache, Cells(list(self.windows)))
+        over = cells.rows_in(set(map(int, written)))
         for row, cell in zip(self.current, map(int, written), strict=True):
             for sequence, held in cells.held.items():
-                for other in [other for other, place in held.items() if place == cell]:
+                for other in [other for other in over.get((sequence, cell), ()) if held.get(other) == cell]:
                     if not self._is_hidden(cells, sequence, other):
                         yield (f"{self._name(row)} is written over {self._place_of(sequence, other)} in {cache}, which "
                                f"sequence {sequence} still sees")  # fmt: skip
                     del held[other]
             cells.of(row.sequence)[row.number] = cell
+            over.setdefault((row.sequence, cell), []).append(row.number)
             cells.written[cell] = row
 
     def _is_hidden(self, cells: Cells, sequence: int, row: int) -> bool:
@@ -238,9 +263,19 @@ class Inputs:
         seen = values.reshape(-1, values.shape[-1]) > -np.inf
         if cache not in self.caches or len(seen) < len(self.current) or not self.current:
             return
-        cells = self.caches[cache]
+        cells, now = self.caches[cache], [row.number for row in self.current]
+        last = self.right
+        held = now, cells.held, cells.windows
+        if last is not None and last.mask is values and (last.rows, last.held, last.windows) == held:
+            cells.windows = last.fits  # another layer's cache, with the same rows in it
+            return
+        before, faults = Cells(list(cells.windows), {each: dict(held) for each, held in cells.held.items()}), False
         for row, line in zip(self.current, seen, strict=False):
-            yield from self._looked(cells, row, [int(cell) for cell in np.flatnonzero(line)])
+            for fault in self._looked(cells, row, [int(cell) for cell in np.flatnonzero(line)]):
+                faults = True
+                yield fault
+        same = not faults and before.held == cells.held
+        self.right = _Right(values, now, before.held, before.windows, cells.windows) if same else None
 
     def _looked(self, cells: Cells, row: Row, seen: Sequence[int]) -> Iterator[str]:
         """What is wrong with the cells that a token sees."""

@@ -1,0 +1,101 @@
+"""llama.cpp's run of a long prompt, of which some rows are judged, against a candidate's same rows or the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from llamadiff.candidates.opening import Candidate, CandidateSpec, read_candidate
+from llamadiff.candidates.source import Context
+from llamadiff.engines.capture_request import request_for
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.own_graph import own_graph
+from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.rows.choose import AUTO, in_words, ranges
+from llamadiff.ext.rows.cut import cut, kept_of
+from llamadiff.ext.rows.row_engine import RowModel, keys_of
+from llamadiff.ext.rows.row_reader import RowReader
+from llamadiff.llamacpp.capture import read_run
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.request import PLAIN, SCORES, Request
+from llamadiff.result.comparison import Comparison
+from llamadiff.system.errors import UserError
+from llamadiff.trace.reader import Trace
+
+OBSERVER = "llamadiff.ext.rows.row_observer:RowObserver"
+
+
+def takes(candidate: CandidateSpec | None, how: How, run: Run) -> bool:
+    """Whether rows of a candidate can be judged: those of a trace, a dump, a command or a function."""
+    spec = candidate if isinstance(candidate, (str, Path)) else ""
+    other = str(spec).startswith(("http://", "https://", "llama.cpp:", "transformers:")) or str(spec).endswith(".gguf")
+    return not other and how.steps is None and how.engine is None and run.n_predict == 0
+
+
+def compare_rows(
+    model: str | Path, candidate: CandidateSpec | None, run: Run, how: How, folder: Path, child: Child
+) -> Comparison:
+    """Judge some rows of a run. Raises UserError for whatever a user can mend."""
+    from llamadiff.verbs.judging import judge
+
+    brought = read_candidate(candidate, how, run.settings.place)
+    settings = replace(run.settings, type_k=_half(run.settings.type_k), type_v=_half(run.settings.type_v))
+    run = replace(run, settings=settings)
+    engine = RowModel(ModelFile(model, settings=settings))
+    request = replace(
+        request_for(engine, run, folder / "baseline.safetensors"),
+        rows=_asked(how, engine, brought), everywhere=tuple(keys_of(engine)), way=replace(PLAIN, observer=OBSERVER),
+    )  # fmt: skip
+    request = replace(request, wanted=tuple(name for name in request.wanted or () if not name.startswith(SCORES)))
+    baseline, tokens = _run(request, engine, how, child)
+    kept = {"baseline": baseline}
+    trace = None
+    if brought is not None:
+        whole = brought.source.load(_context(brought, engine, tokens, baseline))
+        kept["candidate"] = kept_of(whole, engine, tokens)
+        trace = cut(whole, engine, baseline.info, tokens)
+    engine.keep(kept)
+    names = set(keys_of(engine).values())
+    graph = own_graph()
+    behind = None if graph is None else partial(graph.of_run, engine, baseline, how.progress, run.settings.place, child)
+    return judge(engine, baseline.lacking(names), trace, how, graph=behind)
+
+
+def _half(kind: str) -> str:
+    """Of long prompts K and V are kept in float16, as llama.cpp does by itself: in float32 they take twice the room."""
+    return "F16" if kind == "F32" else kind
+
+
+def _asked(how: How, engine: RowModel, brought: Candidate | None) -> str:
+    """Which rows, in words: those that the candidate has, if it states any; else what the user asks for."""
+    stated = brought.source.run if brought is not None else None
+    if stated is not None and stated.positions != tuple(range(len(stated.tokens))):
+        return in_words(stated.positions).replace(" ", "")
+    words = how.rows or AUTO
+    if words != AUTO:
+        if ranges(words) is None:
+            raise UserError(f"--rows {words[:40]}: expected rows such as 0-7,4096-4100, auto, or all")
+        return words
+    edges = {window for window in engine.engine.windows if window}
+    edges |= {rope.n_ctx_orig for rope in engine.ropes if rope is not None and rope.n_ctx_orig}
+    return f"{AUTO}:{','.join(map(str, sorted(edges)))}"
+
+
+def _run(request: Request, engine: RowModel, how: How, child: Child) -> tuple[Trace, tuple[int, ...]]:
+    """llama.cpp's rows, with K and V of all; and all its tokens."""
+
+    class Reader(RowReader):
+        keys_of = keys_of(engine)
+
+    with engine.dequantizer.checking_ahead():
+        reader = read_run(request, how.progress, child, Reader)
+    assert isinstance(reader, RowReader)
+    return Trace.open(reader.path), tuple(reader.ended["tokens"])
+
+
+def _context(brought: Candidate, engine: RowModel, tokens: tuple[int, ...], baseline: Trace) -> Context:
+    how = brought.how
+    return Context(
+        engine, tokens, len(tokens), brought.mapping, how.timeout, how.progress, baseline, brought.place
+    )
