@@ -17,31 +17,21 @@ OUT = ("inp_out_ids", "out_ids")  # llama.cpp's names of the rows that go on to 
 class RowObserver(Observer):
     """A run of which ``request.rows`` are told. Only they have logits: so the last layer computes no others."""
 
-    cut = 0  # rows of a tensor, once those without logits were left out; 0: all are there
+    own: Sequence[int] = ()  # the chosen rows of this pass
+    is_cut = False  # whether those without logits were left out by now
 
     def _tokens_at_once(self) -> int:
-        self.chosen = chosen(self.request.rows, self.total)
-        self.everywhere = frozenset(self.request.everywhere)
+        self.chosen, self.everywhere = chosen(self.request.rows, self.total), frozenset(self.request.everywhere)
         return AT_ONCE
 
     def run(self, say: Say) -> None:
         self.given = NoListener(self.feed)
         super().run(say)
 
-    def _here(self) -> list[int]:
-        """The chosen tokens of this pass."""
-        return [row for row in self.chosen if self.start <= row < self.start + self.rows]
-
     def _with_logits(self, count: int) -> Sequence[int]:
-        here = set(self._here())
-        self.cut, self.own = 0, len(here)
-        return [int(self.start + n in here) for n in range(count)]
-
-    def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
-        wanted = super()._observe(pointer, ask, _)
-        if not ask:
-            self._note_cut(self.ggml.node(pointer))
-        return wanted
+        here = {row - self.start for row in self.chosen}
+        self.own, self.is_cut = [row for row in range(count) if row in here], False
+        return [int(row in here) for row in range(count)]
 
     def _ask(self, node: Tensor) -> bool:
         return self._leaves_out(node) or super()._ask(node)
@@ -50,12 +40,27 @@ class RowObserver(Observer):
         """Whether it takes the rows that have logits from the others."""
         return node.op == "GET_ROWS" and len(node.sources) > 1 and node.sources[1].name in OUT
 
-    def _note_cut(self, node: Tensor) -> None:
-        if self._leaves_out(node):
-            self.cut = self.own
-
     def _is_wanted(self, name: str) -> bool:
-        return (bool(self._here()) or name in self.everywhere) and super()._is_wanted(name)
+        return (bool(self.own) or name in self.everywhere) and super()._is_wanted(name)
 
-    def _row_words(self, name: str) -> dict[str, Any]:
-        return {"of": self.cut, "cut": True} if self.cut else {}
+    def _observe_done(self, node: Tensor) -> bool:
+        self.is_cut |= self._leaves_out(node)
+        name = self._tap_of(node)
+        if name is not None and self._is_wanted(name):
+            said, data, alone = node.to_dict(), node.data, self.is_cut
+            if not alone and name not in self.everywhere:
+                said, data, alone = _picked(said, data, self.rows, self.own)
+            event = {"tap": name, "start": self.start, "rows": self.rows, "node": said, "alone": alone}
+            self.feed.tap({**event, "of": len(self.own) if alone else self.rows}, data)
+        return True
+
+
+def _picked(said: dict[str, Any], data: Any, rows: int, own: Sequence[int]) -> tuple[dict[str, Any], Any, bool]:
+    """A tensor's chosen rows alone, where its rows lie one after the other; else all. Whether they are alone."""
+    sizes, steps = said["ne"], said["nb"]
+    axis = max((axis for axis, size in enumerate(sizes) if size > 1), default=0)
+    if sizes[axis] != rows or steps[axis] * rows != len(data):
+        return said, data, False
+    step = steps[axis]
+    some = b"".join(data[row * step : (row + 1) * step] for row in own)
+    return {**said, "ne": [*sizes[:axis], len(own), *sizes[axis + 1 :]]}, some, True

@@ -38,7 +38,7 @@ class RowReader(TapReader):
         first, last = np.searchsorted(self.rows_wanted, (answer["start"], answer["start"] + answer["rows"]))
         if first == last:
             return
-        if not answer.get("cut"):
+        if not answer["alone"]:
             values = values.take(self.rows_wanted[first:last] - answer["start"], tap.row_axis)
         shape = list(values.shape)
         shape[tap.row_axis] = len(self.rows_wanted)
