@@ -146,7 +146,7 @@ class Library(ABC):
 
     @abstractmethod
     def decode(self, context: Handle, tokens: Ids, positions: Ids, sequences: Ids, logits: Ids) -> int:
-        """Run a batch, each token at its position, its sequence, and whether with logits (1, 0) -> llama_decode's code."""
+        """Run a batch: each token, its position, its sequence, and 1 if it has logits -> llama_decode's code."""
 
     def tokenizer(self, model: Handle) -> Handle:
         """What llama_tokenize and llama_token_to_piece take: a model's vocabulary."""

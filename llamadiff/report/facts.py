@@ -59,7 +59,9 @@ def run_fact(comparison: Comparison) -> str:
         return ""
     count, decoded = len(comparison.tokens), decode_steps(comparison)
     steps = f" and {decoded} decode step{'s' if decoded > 1 else ''}" if decoded else ""
-    prefill = count - decoded
+    prefill, of = count - decoded, comparison.baseline.get("rows")
+    if isinstance(of, Mapping) and isinstance(of.get("of"), int):
+        return f"{count} of {of['of']:,} tokens"
     return f"{prefill} token{'s' if prefill != 1 else ''}{steps}"
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from llamadiff.ext.graph.op import Array
 from llamadiff.trace import taps
@@ -90,6 +92,16 @@ class Graph:
         known = (Leaf(leaf["number"], leaf["name"], leaf["kind"], tuple(leaf["shape"])) for leaf in about["leaves"])
         leaves = {leaf.number: leaf for leaf in known}
         return cls(nodes, leaves, given, tuple(about["tokens"]))
+
+    def at(self, positions: Sequence[int]) -> Graph:
+        """The same with other positions of its tokens, where RoPE reads one for each.
+
+        Masks stay: who sees whom is another thing.
+        """
+        read = {node.sources[1] for node in self.nodes if node.op == "ROPE"}
+        given = {number: np.array(positions, values.dtype).reshape(values.shape) if number in read
+                 and values.size == len(positions) else values for number, values in self.given.items()}  # fmt: skip
+        return replace(self, given=given)
 
     @cached_property
     def by_number(self) -> dict[int, GraphNode]:

@@ -119,8 +119,10 @@ def _asked_for(
     model: ModelFile, info: Info, progress: Progress, settings: Settings, child: Child | None
 ) -> GraphModel | None:
     first = info.positions[0] if info.positions else 0
-    if list(info.positions) != list(range(first, first + len(info.positions))):
+    has_gaps = list(info.positions) != list(range(first, first + len(info.positions)))  # llama.cpp runs no such batch
+    if has_gaps and list(info.positions) != sorted({*info.positions}):
         return None
+    first = 0 if has_gaps else first
     progress("asking llama.cpp for its graph")
     settings = replace(settings, lora=model.settings.lora, lora_scale=model.settings.lora_scale)
     try:
@@ -128,7 +130,8 @@ def _asked_for(
             path = Path(folder) / "graph"
             request = text_request(model, Run(tokens=info.tokens, settings=settings), path)
             read_run(replace(request, first=first, graph=str(path), output=None), progress, child, GraphReader)
-            return GraphModel(model.path, Graph.read(path), settings)
+            graph = Graph.read(path)
+            return GraphModel(model.path, graph.at(info.positions) if has_gaps else graph, settings)
     except UserError:
         return None
 

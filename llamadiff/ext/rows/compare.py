@@ -12,8 +12,9 @@ from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.own_graph import own_graph
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.ext.rows.choose import AUTO, in_words, ranges
+from llamadiff.ext.rows.choose import AUTO, BY_CHANCE, in_words, ranges
 from llamadiff.ext.rows.cut import cut, kept_of
+from llamadiff.ext.rows.positions import looked_at, of_tokens
 from llamadiff.ext.rows.row_engine import RowModel, keys_of
 from llamadiff.ext.rows.row_reader import RowReader
 from llamadiff.llamacpp.capture import read_run
@@ -59,7 +60,12 @@ def compare_rows(
     names = set(keys_of(engine).values())
     graph = own_graph()
     behind = None if graph is None else partial(graph.of_run, engine, baseline, how.progress, run.settings.place, child)
-    return judge(engine, baseline.lacking(names), trace, how, graph=behind)
+    result = judge(engine, baseline.lacking(names), trace, how, graph=behind)
+    positions = baseline.info.positions
+    by_chance = BY_CHANCE if request.rows.startswith(AUTO) else 0
+    note = looked_at(positions, len(tokens), by_chance)
+    result = of_tokens(result, positions)
+    return replace(result, notes=(*result.notes, note), proof=(*result.proof, note))
 
 
 def _half(kind: str) -> str:
