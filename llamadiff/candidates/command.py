@@ -80,7 +80,9 @@ def words_of(spec: str, prefix: str = PREFIX) -> list[str]:
 def _arguments(spec: str, context: Context, out: Path, steps: str) -> list[str]:
     n, ids = context.n_prefill, [str(token) for token in context.tokens]
     values = {"model": str(context.model.path.resolve()), "tokens": ",".join(ids), "prompt": ",".join(ids[:n]),
-              "n_prefill": str(n), "n_predict": str(len(ids) - n), "out": str(out), "steps": steps}  # fmt: skip
+              "n_prefill": str(n), "n_predict": str(len(ids) - n), "out": str(out), "steps": steps,
+              "rows": f"0-{len(ids) - 1}", "tokens_file": str(out.with_name("tokens"))}  # fmt: skip
+    out.with_name("tokens").write_text(values["tokens"], encoding="utf-8")  # a word may not be so long
     words = words_of(spec)
     for name, value in values.items():
         words = [word.replace("{" + name + "}", value) for word in words]

@@ -14,7 +14,8 @@ from llamadiff.candidates.command import PREFIX
 from llamadiff.ext.hints import file_kinds as kinds
 from llamadiff.ext.hints.places import RUN, SAVE, TRACE, exists, mistaken_file, near_name
 
-KNOWN = ("model", "tokens", "prompt", "n_prefill", "n_predict", "out", "steps")  # what braces stand for in a command
+# What braces stand for in a command.
+KNOWN = ("model", "tokens", "tokens_file", "rows", "prompt", "n_prefill", "n_predict", "out", "steps")
 ENDINGS = (*TRACES, ".gguf", ".st", ".log")  # of what may be a candidate
 ALIKE = 0.85  # of a prompt and a trace's name, from which on it may be that, misspelt
 _MEANT = {"ids": "tokens", "token_ids": "tokens", "dump": "out", "trace": "out", "gguf": "model"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamadiff.plugins import Slice
 
 if TYPE_CHECKING:
     from llamadiff.candidates.opening import CandidateSpec
+    from llamadiff.cli.command import Command
     from llamadiff.engines.run_spec import How, Run
     from llamadiff.verbs.verbs import Compare
 
@@ -17,14 +19,20 @@ class Rows(Slice):
 
     remote = ("llamadiff.ext.rows.choose", "llamadiff.ext.rows.row_observer")
 
+    def commands(self) -> Sequence[Command]:
+        from llamadiff.ext.rows.cli import COMMANDS
+
+        return COMMANDS
+
     def comparison_of(self, candidate: CandidateSpec | None, how: How, run: Run) -> Compare | None:
         from llamadiff.ext.rows.choose import is_asked
 
-        if not is_asked(how.rows, run.prompt, len(run.tokens)):
+        asked = is_asked(how.rows, run.prompt, len(run.tokens))
+        if not asked and not str(candidate).endswith(".safetensors"):
             return None
-        from llamadiff.ext.rows.compare import compare_rows, takes
+        from llamadiff.ext.rows.compare import compare_rows, has_gaps, takes
 
-        return compare_rows if takes(candidate, how, run) else None
+        return compare_rows if (asked or has_gaps(candidate)) and takes(candidate, how) else None
 
 
 slice_ = Rows()

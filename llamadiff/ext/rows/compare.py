@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
+from llamadiff.candidates.command import PREFIX
 from llamadiff.candidates.opening import Candidate, CandidateSpec, read_candidate
 from llamadiff.candidates.source import Context
 from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.own_graph import own_graph
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.ext.rows.choose import AUTO, BY_CHANCE, in_words, ranges
+from llamadiff.ext.rows.choose import AUTO, BY_CHANCE, in_words
 from llamadiff.ext.rows.cut import cut, kept_of
 from llamadiff.ext.rows.positions import looked_at, of_tokens
-from llamadiff.ext.rows.row_engine import RowModel, keys_of
+from llamadiff.ext.rows.row_engine import RowModel, keys_of, words_of
 from llamadiff.ext.rows.row_reader import RowReader
 from llamadiff.llamacpp.capture import read_run
 from llamadiff.llamacpp.child import Child
@@ -27,11 +30,23 @@ from llamadiff.trace.reader import Trace
 OBSERVER = "llamadiff.ext.rows.row_observer:RowObserver"
 
 
-def takes(candidate: CandidateSpec | None, how: How, run: Run) -> bool:
+def takes(candidate: CandidateSpec | None, how: How) -> bool:
     """Whether rows of a candidate can be judged: those of a trace, a dump, a command or a function."""
     spec = candidate if isinstance(candidate, (str, Path)) else ""
     other = str(spec).startswith(("http://", "https://", "llama.cpp:", "transformers:")) or str(spec).endswith(".gguf")
-    return not other and how.steps is None and how.engine is None and run.n_predict == 0
+    return not other and how.steps is None and how.engine is None
+
+
+def has_gaps(candidate: CandidateSpec | None) -> bool:
+    """Whether a candidate is a trace of some rows of a prompt."""
+    if not isinstance(candidate, (str, Path)) or not str(candidate).endswith(".safetensors"):
+        return False
+    info = Trace.open(candidate, bare=True).info if Path(candidate).is_file() else None
+    return info is not None and info.positions != tuple(range(len(info.tokens))) and not _counts_on(info.positions)
+
+
+def _counts_on(positions: Sequence[int]) -> bool:
+    return all(b == a + 1 for a, b in pairwise(positions))
 
 
 def compare_rows(
@@ -41,6 +56,8 @@ def compare_rows(
     from llamadiff.verbs.judging import judge
 
     brought = read_candidate(candidate, how, run.settings.place)
+    if run.prompt is None and not run.tokens:
+        raise UserError(f"{candidate}: has some rows of a prompt: give the whole prompt too, or --tokens with all ids")
     settings = replace(run.settings, type_k=_half(run.settings.type_k), type_v=_half(run.settings.type_v))
     run = replace(run, settings=settings)
     engine = RowModel(ModelFile(model, settings=settings))
@@ -52,6 +69,9 @@ def compare_rows(
     baseline, tokens = _run(request, engine, how, child)
     kept = {"baseline": baseline}
     trace = None
+    if isinstance(candidate, str) and candidate.startswith(PREFIX):
+        rows = in_words(baseline.info.positions).replace(" ", "")
+        brought = read_candidate(candidate.replace("{rows}", rows), how, run.settings.place)
     if brought is not None:
         whole = brought.source.load(_context(brought, engine, tokens, baseline))
         kept["candidate"] = kept_of(whole, engine, tokens)
@@ -76,16 +96,9 @@ def _half(kind: str) -> str:
 def _asked(how: How, engine: RowModel, brought: Candidate | None) -> str:
     """Which rows, in words: those that the candidate has, if it states any; else what the user asks for."""
     stated = brought.source.run if brought is not None else None
-    if stated is not None and stated.positions != tuple(range(len(stated.tokens))):
+    if stated is not None and not _counts_on(stated.positions):
         return in_words(stated.positions).replace(" ", "")
-    words = how.rows or AUTO
-    if words != AUTO:
-        if ranges(words) is None:
-            raise UserError(f"--rows {words[:40]}: expected rows such as 0-7,4096-4100, auto, or all")
-        return words
-    edges = {window for window in engine.engine.windows if window}
-    edges |= {rope.n_ctx_orig for rope in engine.ropes if rope is not None and rope.n_ctx_orig}
-    return f"{AUTO}:{','.join(map(str, sorted(edges)))}"
+    return words_of(engine, how.rows or AUTO)
 
 
 def _run(request: Request, engine: RowModel, how: How, child: Child) -> tuple[Trace, tuple[int, ...]]:
@@ -102,6 +115,4 @@ def _run(request: Request, engine: RowModel, how: How, child: Child) -> tuple[Tr
 
 def _context(brought: Candidate, engine: RowModel, tokens: tuple[int, ...], baseline: Trace) -> Context:
     how = brought.how
-    return Context(
-        engine, tokens, len(tokens), brought.mapping, how.timeout, how.progress, baseline, brought.place
-    )
+    return Context(engine, tokens, len(tokens), brought.mapping, how.timeout, how.progress, baseline, brought.place)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.reference_model import Model
+from llamadiff.ext.rows.choose import AUTO, ranges
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.reader import Trace
@@ -39,6 +40,17 @@ def keys_of(model: Model) -> dict[str, str]:
             "some layers; give a prompt of at most 2,048 tokens, or --rows all"
         )
     return found
+
+
+def words_of(model: Model, words: str) -> str:
+    """Rows in words for llama.cpp's process: ``auto`` with the model's edges. Raises UserError for what is no row."""
+    if words != AUTO:
+        if ranges(words) is None:
+            raise UserError(f"--rows {words[:40]}: expected rows such as 0-7,4096-4100, auto, or all")
+        return words
+    edges = {window for window in model.engine.windows if window}
+    edges |= {rope.n_ctx_orig for rope in model.ropes if rope is not None and rope.n_ctx_orig}
+    return f"{AUTO}:{','.join(map(str, sorted(edges)))}"
 
 
 class RowModel(Model):
