@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ GRAPH = "llamadiff.graph"  # where a file keeps one
 STORES = ("SET_ROWS", "CPY")  # their first source, into the memory that they view
 VIEWS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")  # the memory of another, as it lies there
 LOOKS = (*VIEWS, "CONT", "CPY")
+
+_MASKS = {"SOFT_MAX": 1, "FLASH_ATTN_EXT": 3}  # op -> which of its sources the mask is
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,24 @@ class Graph:
         return cls(nodes, leaves, given, tuple(about["tokens"]))
 
     def at(self, positions: Sequence[int]) -> Graph:
-        """The same with other positions of its tokens, where RoPE reads one for each.
+        """The same of some tokens of a longer prompt, at their positions there.
 
-        Masks stay: who sees whom is another thing.
+        K and V of the others it does not have: what attention gives is NaN.
         """
-        read = {node.sources[1] for node in self.nodes if node.op == "ROPE"}
-        given = {number: np.array(positions, values.dtype).reshape(values.shape) if number in read
-                 and values.size == len(positions) else values for number, values in self.given.items()}  # fmt: skip
+        places = {node.sources[1] for node in self.nodes if node.op == "ROPE"}
+        masks = {node.sources[_MASKS[node.op]] for node in self.nodes if len(node.sources) > _MASKS.get(node.op, 9)}
+        given = dict(self.given)
+        for number, values in given.items():
+            if number in places and values.size == len(positions):
+                given[number] = np.array(positions, values.dtype).reshape(values.shape)
+            elif self._shown(masks, number):
+                given[number] = np.full_like(values, np.nan)
         return replace(self, given=given)
+
+    def _shown(self, masks: Collection[int | None], number: int) -> bool:
+        """Whether a leaf is a mask, or is cast to one (flash attention's, float16)."""
+        copies = (node.number for node in self.nodes if node.op in LOOKS and number in node.sources)
+        return number in masks or any(copy in masks for copy in copies)
 
     @cached_property
     def by_number(self) -> dict[int, GraphNode]:

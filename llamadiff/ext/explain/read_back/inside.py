@@ -69,6 +69,8 @@ class Span:
                 x = values[node.number]
                 x = x[0].reshape(tap_shape(node, n))
                 x = x[..., :n] if x.size != np.prod(shapes[node.label]) else x
+                if x.size != np.prod(shapes[node.label]):  # some tokens of a prompt, whose keys are all of it
+                    raise NotRecordedError(node.label)
                 right[node.label] = np.asarray(x, np.float64).reshape(shapes[node.label])
         if case.tap.name not in right:
             raise NotRecordedError(case.tap.name)
