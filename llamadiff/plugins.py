@@ -94,6 +94,10 @@ class Slice:
         """What compares otherwise than with all of a trace of the same run: a file, steps, a server; some rows."""
         return None
 
+    def some_rows(self, model: Runnable, baseline: Trace, candidate: Trace | None) -> SomeRows | None:
+        """How a trace of some rows of a prompt is judged. Raises UserError for one that cannot be."""
+        return None
+
     def original(self, candidate: CandidateSpec, model: Runnable, progress: Progress) -> Original | None:
         """The checkpoint whose weights a candidate multiplied by in place of the file's."""
         return None
@@ -201,6 +205,16 @@ class Slice:
     def tables(self, result: Comparison, full: bool) -> Sequence[Table]:
         """Tables that a report shows of what the slice keeps in ``Comparison.more``."""
         return ()
+
+
+@dataclass(frozen=True)
+class SomeRows:
+    """An engine that runs some rows, both sides with these alone; and what says of tokens what is said of rows."""
+
+    model: Runnable
+    baseline: Trace
+    candidate: Trace | None
+    of_tokens: Callable[[Comparison], Comparison]
 
 
 class OwnGraph(Protocol):

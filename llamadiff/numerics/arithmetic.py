@@ -147,11 +147,6 @@ def sums_beside(x: Array, to: str) -> tuple[Array, ...]:
     return (q8_1_sums(x, to.partition(" ")[2]),) if to.startswith("Q8_1") else ()
 
 
-def eight_bit_ways(width: int) -> dict[str, Callable[[Array], Array]]:
-    """Those that rows of a width can have: ggml's are of whole blocks."""
-    return {way: to for way, to in EIGHT_BIT_WAYS.items() if way in COMPUTES or fits_blocks(width, way)}
-
-
 def fits_blocks(width: int, kind: str) -> bool:
     """Whether rows of a width are whole blocks of a type."""
     return width % block_sizes(kind)[0] == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -298,11 +297,6 @@ def ratios(errors: Array, references: Array) -> tuple[float, ...]:
     with np.errstate(all="ignore"):
         found = np.where(references > 0, np.divide(errors, references), np.inf)
     return tuple(np.where(errors == 0, 0.0, found).tolist())
-
-
-def decibels(nmse: float) -> float:
-    """An NMSE as a level: -60 is a millionth; minus infinity for none."""
-    return 10 * math.log10(nmse) if nmse > 0 else -math.inf
 
 
 def nmse(candidate: Array, baseline: Array, axis: int) -> float:

@@ -10,9 +10,7 @@ from typing import Any
 from llamadiff.llamacpp.settings_words import WORDS
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.diagnosis import Diagnosis
-from llamadiff.result.logits import Logits, TopToken
 
-_OWN = 5  # of the candidate's first tokens
 _SIZES = (("embd", "embd {}"), ("heads", "{} heads"), ("kv_heads", "{} kv"))
 
 
@@ -69,14 +67,6 @@ def decode_steps(comparison: Comparison) -> int:
     """How many tokens came one by one, after the prefill."""
     count, n_prefill = len(comparison.tokens), comparison.n_prefill
     return count - n_prefill if 0 < n_prefill < count else 0
-
-
-def told_tokens(logits: Logits) -> list[TopToken]:
-    """The baseline's first tokens, the candidate's first ones that are not among them, and those asked for."""
-    told: dict[int, TopToken] = {}
-    for token in (*logits.top, *logits.candidate_top[:_OWN], *logits.expected):
-        told.setdefault(token.id, token)
-    return list(told.values())
 
 
 def mistakes(comparison: Comparison) -> list[Diagnosis]:

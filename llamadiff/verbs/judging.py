@@ -57,6 +57,9 @@ def judge(
     ``original``: the checkpoint whose weights the candidate multiplied by; it is judged by these, the file by them too.
     ``graph`` makes llama.cpp's graph of the run, where a cause is not found among the model's own ops.
     """
+    some = plugins.ask_first(lambda each: each.some_rows(model, baseline, candidate))
+    if some is not None:
+        model, baseline, candidate = some.model, some.baseline, some.candidate
     baseline = _fit_to_compare(model, baseline, candidate)
     model = original.model if original is not None else model
     if candidate is None and baseline.sketch is not None:
@@ -81,6 +84,7 @@ def judge(
     steps = next_steps(ruling.verdict, judged, sides.is_engine, between)
     steps = (*fitting, *(steps if judged.rows or not fitting else ()))
     result = assemble(sides, judged, ruling, summarize(ruling.verdict, sides, judged), steps)
+    result = result if some is None else some.of_tokens(result)
     return result if how.gate is None else _hold_to_gate(result, bench, study, how.gate)
 
 

@@ -19,7 +19,8 @@ TEXT, IDS = "Once upon", "1,403,407"
 # Option -> a value; of a flag, none. ``{here}`` is a directory.
 VALUES = {
     "--n-predict": "1", "--candidate": "llama.cpp:kv=f16", "--steps": "{here}/none.json", "--map": "hf",
-    "--timeout": "60", "--only": "l_out-*", "--rows": "0-1", "--partial": "", "--llama-cpp": "flash_attn=on", "--engine": "graph",
+    "--timeout": "60", "--only": "l_out-*", "--rows": "0-1", "--partial": "", "--engine": "graph",
+    "--llama-cpp": "flash_attn=on",
     "--explain": "1", "--tolerance": "{here}/none.toml", "--fail-on": "never", "--expect": "5", "--full": "",
     "--output": "json:-", "--sketch": "", "--nodes": "", "--force": "", "--keep": "{here}/kept",
     "--recorded": "{here}/none.safetensors", "--text": "{here}/none.txt", "--spend": "64M", "--schedule": "3",

@@ -11,7 +11,6 @@ from llamadiff.ext.page.pictured import pictured
 from llamadiff.ext.page.timeline import CacheSide, slots, steps
 from llamadiff.judge.verdict import SEVERITY, WRONG
 from llamadiff.numerics.metrics import Stats
-from llamadiff.report.facts import told_tokens
 from llamadiff.report.json import finite
 from llamadiff.report.terminal.escape import escape_line, quote
 from llamadiff.report.terminal.tap_lines import first_told, over_limit
@@ -22,6 +21,7 @@ from llamadiff.result.rows import Row, kind_of
 VERDICTS = SEVERITY
 DIGITS = 5  # significant ones of a number
 MOST_POSITIONS = 2048
+_OWN = 5  # of the candidate's first tokens
 CELL = (
     "tap", "column", "layer", "verdict", "op", "weight", "shape", "own", "limit", "times", "arithmetic", "place",
     "expected", "recorded", "drift", "rounding", "cosine", "mean_drift", "rms_ratio", "span", "why",
@@ -174,3 +174,11 @@ def _merged(sequences: Sequence[Sequence[str]]) -> list[str]:
                 order.insert(at, name)
                 at += 1
     return order
+
+
+def told_tokens(logits: Logits) -> list[TopToken]:
+    """The baseline's first tokens, the candidate's first ones that are not among them, and those asked for."""
+    told: dict[int, TopToken] = {}
+    for token in (*logits.top, *logits.candidate_top[:_OWN], *logits.expected):
+        told.setdefault(token.id, token)
+    return list(told.values())

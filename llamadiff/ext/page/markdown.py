@@ -8,10 +8,10 @@ from itertools import chain
 from pathlib import Path
 
 from llamadiff import __version__
+from llamadiff.ext.page.data import told_tokens
 from llamadiff.ext.page.failure import lines_of_failure
 from llamadiff.judge.verdict import MATCH, UNCHECKED, WRONG, is_right, worst_of
-from llamadiff.numerics.metrics import decibels
-from llamadiff.report.facts import model_facts, run_fact, settings_of, told_tokens
+from llamadiff.report.facts import model_facts, run_fact, settings_of
 from llamadiff.report.formats import MOST as LONGEST
 from llamadiff.report.formats import About
 from llamadiff.report.github import again, code, fit_sections, fold, prose, table, token
@@ -160,6 +160,11 @@ def _errors(worst: Row, last: Row) -> tuple[str, ...]:
 def _decibels(nmse: float) -> str:
     level = decibels(nmse)
     return f"{level:.0f}" if math.isfinite(level) else ""
+
+
+def decibels(nmse: float) -> float:
+    """An NMSE as a level: -60 is a millionth; minus infinity for none."""
+    return 10 * math.log10(nmse) if nmse > 0 else -math.inf
 
 
 def _strong(verdict: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llamadiff.plugins import Slice
+from llamadiff.plugins import Slice, SomeRows
 
 if TYPE_CHECKING:
     from llamadiff.candidates.opening import CandidateSpec
     from llamadiff.cli.command import Command
+    from llamadiff.engines.model_file import Runnable
     from llamadiff.engines.run_spec import How, Run
+    from llamadiff.trace.reader import Trace
     from llamadiff.verbs.verbs import Compare
 
 
@@ -30,9 +32,14 @@ class Rows(Slice):
         asked = is_asked(how.rows, run.prompt, len(run.tokens))
         if not asked and not str(candidate).endswith(".safetensors"):
             return None
-        from llamadiff.ext.rows.compare import compare_rows, has_gaps, takes
+        from llamadiff.ext.rows.compare import compare_rows, is_of_rows, takes
 
-        return compare_rows if (asked or has_gaps(candidate)) and takes(candidate, how) else None
+        return compare_rows if (asked or is_of_rows(candidate)) and takes(candidate, how) else None
+
+    def some_rows(self, model: Runnable, baseline: Trace, candidate: Trace | None) -> SomeRows | None:
+        from llamadiff.ext.rows.judged import some_rows
+
+        return some_rows(model, baseline, candidate)
 
 
 slice_ = Rows()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from random import Random
 
 FIRST, LAST, BESIDE, BY_CHANCE = 8, 64, 4, 64  # tokens; BESIDE: on each side of an edge
@@ -41,6 +42,11 @@ def automatic(total: int, edges: Iterable[int]) -> list[int]:
     beside = [edge + by for edge in (*EDGES, *edges) for by in range(-BESIDE, BESIDE) if edge + by >= 0]
     by_chance = Random(SEED).sample(range(total), min(BY_CHANCE, total))  # noqa: S311  # no secret
     return [*range(FIRST), *range(max(0, total - LAST), total), *beside, *by_chance]
+
+
+def has_gaps(positions: Sequence[int]) -> bool:
+    """Whether rows are some of a longer prompt's: between them others were run."""
+    return any(after != before + 1 for before, after in pairwise(positions))
 
 
 def in_words(rows: Sequence[int], most: int = 0) -> str:

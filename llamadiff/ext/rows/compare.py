@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 from llamadiff.candidates.command import PREFIX
@@ -15,9 +13,7 @@ from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.own_graph import own_graph
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.ext.rows.choose import AUTO, BY_CHANCE, in_words
-from llamadiff.ext.rows.cut import cut, kept_of
-from llamadiff.ext.rows.positions import looked_at, of_tokens
+from llamadiff.ext.rows.choose import AUTO, has_gaps, in_words
 from llamadiff.ext.rows.row_engine import RowModel, keys_of, words_of
 from llamadiff.ext.rows.row_reader import RowReader
 from llamadiff.llamacpp.capture import read_run
@@ -37,16 +33,11 @@ def takes(candidate: CandidateSpec | None, how: How) -> bool:
     return not other and how.steps is None and how.engine is None
 
 
-def has_gaps(candidate: CandidateSpec | None) -> bool:
+def is_of_rows(candidate: CandidateSpec | None) -> bool:
     """Whether a candidate is a trace of some rows of a prompt."""
     if not isinstance(candidate, (str, Path)) or not str(candidate).endswith(".safetensors"):
         return False
-    info = Trace.open(candidate, bare=True).info if Path(candidate).is_file() else None
-    return info is not None and info.positions != tuple(range(len(info.tokens))) and not _counts_on(info.positions)
-
-
-def _counts_on(positions: Sequence[int]) -> bool:
-    return all(b == a + 1 for a, b in pairwise(positions))
+    return Path(candidate).is_file() and has_gaps(Trace.open(candidate, bare=True).info.positions)
 
 
 def compare_rows(
@@ -67,25 +58,13 @@ def compare_rows(
     )  # fmt: skip
     request = replace(request, wanted=tuple(name for name in request.wanted or () if not name.startswith(SCORES)))
     baseline, tokens = _run(request, engine, how, child)
-    kept = {"baseline": baseline}
-    trace = None
     if isinstance(candidate, str) and candidate.startswith(PREFIX):
         rows = in_words(baseline.info.positions).replace(" ", "")
         brought = read_candidate(candidate.replace("{rows}", rows), how, run.settings.place)
-    if brought is not None:
-        whole = brought.source.load(_context(brought, engine, tokens, baseline))
-        kept["candidate"] = kept_of(whole, engine, tokens)
-        trace = cut(whole, engine, baseline.info, tokens)
-    engine.keep(kept)
-    names = set(keys_of(engine).values())
+    trace = None if brought is None else brought.source.load(_context(brought, engine, tokens, baseline))
     graph = own_graph()
     behind = None if graph is None else partial(graph.of_run, engine, baseline, how.progress, run.settings.place, child)
-    result = judge(engine, baseline.lacking(names), trace, how, graph=behind)
-    positions = baseline.info.positions
-    by_chance = BY_CHANCE if request.rows.startswith(AUTO) else 0
-    note = looked_at(positions, len(tokens), by_chance)
-    result = of_tokens(result, positions)
-    return replace(result, notes=(*result.notes, note), proof=(*result.proof, note))
+    return judge(engine, baseline, trace, how, graph=behind)
 
 
 def _half(kind: str) -> str:
@@ -96,7 +75,7 @@ def _half(kind: str) -> str:
 def _asked(how: How, engine: RowModel, brought: Candidate | None) -> str:
     """Which rows, in words: those that the candidate has, if it states any; else what the user asks for."""
     stated = brought.source.run if brought is not None else None
-    if stated is not None and not _counts_on(stated.positions):
+    if stated is not None and has_gaps(stated.positions):
         return in_words(stated.positions).replace(" ", "")
     return words_of(engine, how.rows or AUTO)
 

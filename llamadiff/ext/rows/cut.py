@@ -17,7 +17,7 @@ from llamadiff.trace.reader import Trace
 Array = NDArray[Any]
 
 
-def kept_of(trace: Trace, engine: RowModel, tokens: tuple[int, ...]) -> Trace:
+def kept_of(trace: Trace, engine: RowModel, whose: str) -> Trace:
     """A trace with K and V of all tokens, from its cache or from the taps that go there.
 
     Raises UserError if it lacks some.
@@ -28,14 +28,14 @@ def kept_of(trace: Trace, engine: RowModel, tokens: tuple[int, ...]) -> Trace:
         found = next((name for name in (kept, made) if name in trace and len(trace[name]) >= last), None)
         if found is None:
             raise UserError(
-                f"the candidate has {kept} of {len(trace[kept]) if kept in trace else 0} tokens: attention reads K and "
+                f"{whose} has {kept} of {len(trace[kept]) if kept in trace else 0} tokens: attention reads K and "
                 f"V of all {last} up to its last row; write {kept}, [{last}, heads, channels], as your cache has it"
             )
         arrays[kept] = trace[found]
     return Trace(trace.info, arrays, dict.fromkeys(arrays, "F32"))
 
 
-def cut(trace: Trace, engine: RowModel, wanted: Info, tokens: tuple[int, ...]) -> Trace:
+def cut(trace: Trace, engine: RowModel, wanted: Info) -> Trace:
     """The rows of a trace that are judged, in order. Raises UserError for one that lacks some of them."""
     own = dict(zip(trace.info.positions, range(len(trace.info.positions)), strict=True))
     lacking = [row for row in wanted.positions if row not in own]
@@ -45,12 +45,12 @@ def cut(trace: Trace, engine: RowModel, wanted: Info, tokens: tuple[int, ...]) -
             f"{in_words(trace.info.positions, 5)}"
         )
     places = np.array([own[row] for row in wanted.positions])
-    other = next((row for row, place in zip(wanted.positions, places, strict=True)
-                  if trace.info.tokens[place] != tokens[row]), None)  # fmt: skip
+    pairs = zip(wanted.positions, places, wanted.tokens, strict=True)
+    other = next(((row, place, right) for row, place, right in pairs if trace.info.tokens[place] != right), None)
     if other is not None:
         raise UserError(
-            f"the candidate ran token {trace.info.tokens[own[other]]} at position {other}, and llama.cpp "
-            f"{tokens[other]}: its prompt is another, or its tokenizer"
+            f"the candidate ran token {trace.info.tokens[other[1]]} at position {other[0]}, and llama.cpp {other[2]}: "
+            "its prompt is another, or its tokenizer"
         )
     caches, arrays, known = {*keys_of(engine).values()}, dict[str, Array](), dict[str, Array]()
     for name in trace:

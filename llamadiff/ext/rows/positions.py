@@ -18,10 +18,11 @@ _PLACE = re.compile(r"\b(\w+(?:-\d+)?)\[(\d+(?:, \d+)*)\]")
 _SAID = ("rows", "preflight", "diagnosis", "notes", "headline", "proof", "next_steps", "reasons", "profile", "manner")
 
 
-def of_tokens(result: Comparison, positions: Sequence[int]) -> Comparison:
-    """The same with every token by its place in the prompt, in words and as a number."""
+def in_tokens(result: Comparison, positions: Sequence[int], note: str) -> Comparison:
+    """The same with every token by its place in the prompt, in words and as a number; ``note``: which were judged."""
     said = {name: _renamed(getattr(result, name), positions) for name in _SAID}
     rows = tuple(_placed(row, positions) for row in said.pop("rows"))
+    said |= {name: (*said[name], note) for name in ("notes", "proof")}
     return replace(result, rows=rows, **said)
 
 

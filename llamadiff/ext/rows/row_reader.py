@@ -57,7 +57,10 @@ class RowReader(TapReader):
     def info(self) -> Info:
         info, rows = super().info(), [int(row) for row in self.rows_wanted]
         tokens, positions = ([side[row] for row in rows] for side in (info.tokens, info.positions))
-        said, n = {**info.producer, "rows": {"of": len(info.tokens)}}, sum(row < info.n_prefill for row in rows)
+        said, n = (
+            {**info.producer, "rows": {"of": len(info.tokens), "chosen": self.request.rows}},
+            sum(row < info.n_prefill for row in rows),
+        )
         return replace(
             info, tokens=tuple(tokens), positions=tuple(positions), n_prefill=n, batches=(), producer=said
         )  # fmt: skip

@@ -106,7 +106,7 @@ def test_a_right_run_has_no_taps_around_anything():
 
 
 def test_tokens_that_the_candidate_alone_ranks_first_are_told_once():
-    from llamadiff.report.facts import told_tokens
+    from llamadiff.ext.page.data import told_tokens
 
     own = [TopToken(40 + n, 900 + n, f"own{n}", 1.0, 9.0, n + 1) for n in range(9)]
     plain = REPORTS["right"].logits
@@ -128,7 +128,7 @@ def test_causes_beyond_the_headline_are_told_whole():
 
 
 def test_an_nmse_is_told_in_decibels_too():
-    from llamadiff.numerics.metrics import decibels
+    from llamadiff.ext.page.markdown import decibels
 
     assert decibels(1e-6) == pytest.approx(-60)
     assert decibels(0.0) == float("-inf")

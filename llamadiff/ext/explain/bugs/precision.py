@@ -11,12 +11,12 @@ from llamadiff.ext.explain.alter import after, gives, with_float, with_source
 from llamadiff.ext.explain.bugs.activations import CLAMPED, GLU, gated_by
 from llamadiff.ext.explain.bugs.matmul import PRODUCTS, is_bias
 from llamadiff.ext.explain.bugs.norms import NORMS
+from llamadiff.ext.explain.conventions.reading import eight_bit_ways
 from llamadiff.ext.explain.registry import ANY, Edit, at_nodes
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.graph.engine import Alter
 from llamadiff.ext.graph.graph import LOOKS
 from llamadiff.ext.graph.op import Array, Op
-from llamadiff.numerics import arithmetic
 from llamadiff.numerics.arithmetic import ROUNDINGS
 from llamadiff.numerics.halves import round_f16
 from llamadiff.numerics.types import HALVES
@@ -56,7 +56,7 @@ def result_rounded(site: Site) -> Iterator[Edit]:
 def activations_rounded(site: Site) -> Iterator[Edit]:
     """Activations are rounded to 8 bits in another way than llama.cpp's before they are multiplied."""
     if site.weight(0):
-        for name, to in arithmetic.eight_bit_ways(site.shape(1)[-1]).items():
+        for name, to in eight_bit_ways(site.shape(1)[-1]).items():
             rounds: Callable[[Op], Array] = lambda n, to=to: to(n.x(1))  # type: ignore[misc]  # noqa: E731
             yield Edit(with_source(1, rounds), f"rounds activations to {name}", name)
 

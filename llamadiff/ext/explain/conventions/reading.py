@@ -23,7 +23,7 @@ from llamadiff.ext.explain.diagnose import Scene, case_of
 from llamadiff.ext.explain.search import VARIES, Fit, replayed, search
 from llamadiff.judge.finding import Finding, Local
 from llamadiff.judge.verdict import MATCH, NOISE, WRONG
-from llamadiff.numerics.arithmetic import EIGHT_BIT_WAYS, eight_bit_ways, precision, round_to
+from llamadiff.numerics.arithmetic import COMPUTES, EIGHT_BIT_WAYS, fits_blocks, precision, round_to
 from llamadiff.numerics.policies import CACHES, F32, operand_kind, perturb, rounding_type
 from llamadiff.numerics.rounding import Rounding
 from llamadiff.numerics.rounding_tap import Carrier
@@ -340,3 +340,8 @@ def kind_of(tap: Tap, model: Runnable) -> str | None:
     if tap.kind.word in CLOSED:
         return None
     return operand_kind(tap.kind.word, tap.kind.op, model.weight_types.get(tap.name))
+
+
+def eight_bit_ways(width: int) -> dict[str, Callable[[Array], Array]]:
+    """Those that rows of a width can have: ggml's are of whole blocks."""
+    return {way: to for way, to in EIGHT_BIT_WAYS.items() if way in COMPUTES or fits_blocks(width, way)}
