@@ -174,6 +174,10 @@ class Slice:
         """Why taps are wrong, in graph order; None: another slice may know."""
         return None
 
+    def read_span(self, case: Any) -> tuple[Fact, ...] | None:
+        """What a span's ops did, where an engine knows more than was recorded (``ext/explain/case.py``)."""
+        return None
+
     def other_file(self, bench: Bench, study: Study, given: Trace) -> Check | None:
         """That a trace is of other weights than the file's. Raises UserError for one of another model."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llamadiff.plugins import Slice, SomeRows
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from llamadiff.cli.command import Command
     from llamadiff.engines.model_file import Runnable
     from llamadiff.engines.run_spec import How, Run
+    from llamadiff.judge.fact import Fact
     from llamadiff.trace.reader import Trace
     from llamadiff.verbs.verbs import Compare
 
@@ -40,6 +41,11 @@ class Rows(Slice):
         from llamadiff.ext.rows.judged import some_rows
 
         return some_rows(model, baseline, candidate)
+
+    def read_span(self, case: Any) -> tuple[Fact, ...] | None:
+        from llamadiff.ext.rows.seen import seen_keys
+
+        return seen_keys(case)
 
 
 slice_ = Rows()

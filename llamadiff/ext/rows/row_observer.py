@@ -11,6 +11,9 @@ from llamadiff.llamacpp.passes import NoListener
 from llamadiff.llamacpp.request import Say
 from llamadiff.llamacpp.tensors import Tensor
 
+# Tokens that are run at once where there are no more than so many; half of them where there are more than these, and so
+# on: llama.cpp holds a score for each and each key.
+MANY, LEAST = 8192, 16
 OUT = ("inp_out_ids", "out_ids")  # llama.cpp's names of the rows that go on to the logits
 
 
@@ -22,7 +25,7 @@ class RowObserver(Observer):
 
     def _tokens_at_once(self) -> int:
         self.chosen, self.everywhere = chosen(self.request.rows, self.total), frozenset(self.request.everywhere)
-        return AT_ONCE
+        return max(LEAST, AT_ONCE >> max(0, (self.total - 1).bit_length() - MANY.bit_length() + 1))
 
     def run(self, say: Say) -> None:
         self.given = NoListener(self.feed)
