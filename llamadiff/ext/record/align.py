@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.record.ids import ids_taken
 from llamadiff.ext.record.orders import Order, back, orders_of
-from llamadiff.ext.record.places import Hypothesis, hypotheses, inputs_of
+from llamadiff.ext.record.places import Hypothesis, hypotheses
 from llamadiff.ext.record.rows import Rows
 from llamadiff.ext.record.search import Found, Search
 from llamadiff.trace.taps import Tap
@@ -136,15 +137,17 @@ class _Alignment:
         self._model, self._search, self._tokens = model, search, list(tokens)
         self._placed: dict[str, Mapping[int, Found]] = {}
         self._parts = model.parts(tokens)
+        self._inputs = {tap.name: [*model.inputs(tap)] for tap in model.taps}
         self._consumers: dict[str, list[str]] = {tap.name: [] for tap in model.taps}
-        for tap in model.taps:
-            for each in model.inputs(tap):
-                self._consumers[each].append(tap.name)
+        for name, inputs in self._inputs.items():
+            for each in inputs:
+                self._consumers[each].append(name)
         mixing = [number for number, tap in enumerate(model.taps) if tap.causal]
         self._tail = {tap.name for tap in model.taps[mixing[-1] if mixing else -1 :]}
         self._rows: dict[str, Rows] = {}
         self._starts: list[tuple[int, Any, Any]] = []  # of each part: the taps before it, its input, and the cache
         self._together = set[str]()  # words of taps that were wrong together
+        self._passed = set[str]()  # and of those stored nowhere, behind which something was placed
         self.limit = np.inf
 
     def run(self) -> None:
@@ -161,6 +164,7 @@ class _Alignment:
         reached, unplaced = min(1, end), set[str]()
         self._go_on(0, reached)
         while True:
+            unplaced |= {name for name in self._rows if self._word(name) in self._passed}
             dark = next(
                 (name for name in self.dark() if name not in unplaced and self._is_followed(name, reached)), None
             )
@@ -170,20 +174,24 @@ class _Alignment:
                 reached += 1
                 self._go_on(reached, reached)
                 continue
-            two = self._rows[dark].tap.kind.word in self._together
+            two = self._word(dark) in self._together
             placed = self._place_two(dark, unplaced) if two else None
             placed = placed or self._place(dark) or self._place_two(dark, unplaced)
             if placed is None:
                 unplaced.add(dark)
                 continue
+            self._passed |= {self._word(name) for name in unplaced & self._nowhere()}
             for name, some in placed.items():
                 self._placed[name] = {**self._placed.get(name, {}), **some}
             part = self._part_of(dark)
             reached = min(part + 1, end)
             self._go_on(part, reached)
-            words = {self._rows[name].tap.kind.word for name in placed}  # in other layers it may be known now
+            words = {self._word(name) for name in placed}  # in other layers it may be known now
             self._together |= words if len(words) > 1 else set()
-            unplaced = {name for name in unplaced if name.partition("-")[0] not in words}
+            unplaced = {name for name in unplaced if self._word(name) not in words}
+
+    def _word(self, name: str) -> str:
+        return self._rows[name].tap.kind.word
 
     def _is_followed(self, name: str, reached: int) -> bool:
         """Whether the part has been run that follows a tap's: what it gives may answer for it."""
@@ -247,15 +255,51 @@ class _Alignment:
 
     def _is_copy(self, name: str, row: int) -> bool:
         """Whether attention gives a row the values of one that it is made of, as it does of the first token's V."""
-        inputs, mixes = self._made_of(name)
+        return self._made_of(name)[1] and self._repeats(name, row)
+
+    def _repeats(self, name: str, row: int) -> bool:
+        """Whether a row has the values of one that it is made of."""
         values = self._rows[name].values[row]
-        return mixes and any(bool(np.isin(values, self._rows[each].values[row]).all()) for each in inputs)
+        return any(bool(np.isin(values, self._rows[each].values[row]).all()) for each in self._made_of(name)[0])
 
     def _made_of(self, name: str) -> tuple[list[str], bool]:
         """What is sought of what a tap is computed from; and whether it is so by scores, from rows of other tokens."""
-        tap = self._rows[name].tap
-        inputs = inputs_of(tap, self._model, self._rows)
-        return inputs, not {*self._model.inputs(tap)} <= {*inputs}
+        direct = self._inputs[name]
+        found, waiting = dict[str, None](), [*direct]
+        for each in waiting:
+            if each in self._rows:
+                found[each] = None
+            else:
+                waiting += [more for more in self._inputs[each] if more not in waiting]
+        return [*found], not {*direct} <= {*found}
+
+    def _stored(self, name: str, nowhere: Collection[str]) -> tuple[list[str], bool]:
+        """As ``_made_of``, where what is ``nowhere`` is one with what reads it, and what it is made of counts."""
+        found, waiting, mixes = dict[str, None](), [name], False
+        for each in waiting:
+            inputs, scored = self._made_of(each)
+            mixes |= scored
+            found |= dict.fromkeys(one for one in inputs if one not in nowhere)
+            waiting += [one for one in inputs if one in nowhere and one not in waiting]
+        return [*found], mixes
+
+    def _nowhere(self) -> set[str]:
+        """Taps that are computed as they should be, and stored nowhere.
+
+        Of their kind no row was found but where another tap has the same values; and one of their own is so there that
+        says they are right: it is not that of an input. So RoPE leaves the first token's Q and K as they are, which is
+        there whatever it does with others. An embedding is made of nothing: each must be there.
+        """
+        places = {
+            name: {each.place for each in (*rows.places.values(), *rows.near.values())}
+            for name, rows in self._rows.items()
+        }
+        taps = Counter(chain.from_iterable(places.values()))
+        stored = {self._word(name) for name in places if any(taps[each] == 1 for each in places[name])}
+        return {
+            name for name, rows in self._rows.items() if self._word(name) not in stored and self._made_of(name)[0]
+            and any(not self._repeats(name, row) for row in rows.close(self.limit))
+        }  # fmt: skip
 
     @property
     def has_placed(self) -> bool:
@@ -271,13 +315,13 @@ class _Alignment:
             found[name] = replace(rows, places={row: each for row, each in rows.places.items() if row not in doubtful})
         return found
 
-    def _to_place(self, name: str) -> list[int]:
+    def _to_place(self, name: str, nowhere: Collection[str]) -> list[int]:
         """Rows of a tap that may be wrong: nothing says that they are right, and of all they are computed from it does.
 
         What is computed from rows that are not known would follow from the rows of other tokens too.
         """
         known = {each: rows | self._placed.get(each, {}).keys() for each, rows in self._shown().items()}
-        inputs, mixes = self._made_of(name)
+        inputs, mixes = self._stored(name, nowhere)
         given = [known[each] for each in inputs]
         return [
             row for row in range(len(self._tokens))
@@ -303,8 +347,12 @@ class _Alignment:
         return self._best({name: first, other: second} for first, second in product(one, two))
 
     def _likely(self, name: str) -> Iterator[Hypothesis]:
-        rows = self._to_place(name)
-        return hypotheses(name, rows, self._rows, self._model, self._search) if rows else iter(())
+        nowhere = self._nowhere()
+        rows = self._to_place(name, nowhere)
+        if not rows:
+            return iter(())
+        inputs = {each: self._stored(each, nowhere)[0] for each in self._rows}
+        return hypotheses(name, rows, self._rows, inputs, self._search, self._model.n_layer)
 
     def _following(self, name: str) -> set[str]:
         """All taps that are computed from one."""
@@ -324,9 +372,8 @@ class _Alignment:
                 best, most = placed, gained
                 if most.issuperset(set().union(*placed.values())):
                     break
-        return None if best is None else {
-            name: {row: each for row, each in rows.items() if row in most} for name, rows in best.items()
-        }  # fmt: skip
+        own = {name: {row: each for row, each in rows.items() if row in most} for name, rows in (best or {}).items()}
+        return own if any(own.values()) else None
 
     def _gained(self, placed: Placed) -> set[int]:
         """The rows that are there if it is so, and else are not, of the next sum that these go into.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,6 @@ from llamadiff.ext.record.orders import back
 from llamadiff.ext.record.rows import Rows
 from llamadiff.ext.record.search import DTYPES, Found, Place, Search
 from llamadiff.trace.taps import Tap
-
-if TYPE_CHECKING:
-    from llamadiff.engines.model_file import Runnable
 
 Array = NDArray[Any]
 Hypothesis = Mapping[int, Found]  # what each row that was not found would be
@@ -30,35 +27,34 @@ TRIED = 32  # of what may be the values: the likest, and as many of the first th
 
 
 def hypotheses(
-    name: str, missing: Sequence[int], rows: Mapping[str, Rows], model: Runnable, search: Search
+    name: str,
+    missing: Sequence[int],
+    rows: Mapping[str, Rows],
+    inputs: Mapping[str, Sequence[str]],
+    search: Search,
+    layers: int,
 ) -> Iterator[Hypothesis]:
-    """What the ``missing`` rows of a tap may be, the likest first."""
-    yield from _Places(name, missing, rows, model, search).likely()
-
-
-def inputs_of(tap: Tap, model: Runnable, rows: Collection[str]) -> list[str]:
-    """What a tap is computed from, of what is sought: scores are not, and what they are made of is."""
-    taps = {each.name: each for each in model.taps}
-    found, waiting = dict[str, None](), [*model.inputs(tap)]
-    for name in waiting:
-        if name in rows:
-            found[name] = None
-        elif name in taps:
-            waiting += model.inputs(taps[name])
-    return [*found]
+    """What the ``missing`` rows of a tap may be, the likest first; ``inputs``: what lies in memory of each tap's."""
+    yield from _Places(name, missing, rows, inputs, search, layers).likely()
 
 
 class _Places:
     def __init__(
-        self, name: str, missing: Sequence[int], rows: Mapping[str, Rows], model: Runnable, search: Search
+        self,
+        name: str,
+        missing: Sequence[int],
+        rows: Mapping[str, Rows],
+        inputs: Mapping[str, Sequence[str]],
+        search: Search,
+        layers: int,
     ) -> None:
-        self._rows, self._search, self._model = rows, search, model
+        self._rows, self._search, self._of = rows, search, inputs
         self._sought = rows[name]
         self._inputs = self._inputs_of(self._sought.tap)
         self._missing = missing
         self._taken: dict[int, Place] = {}
         self._dtype = search.dtypes[0]
-        steps = len(self._sought.values) * max(1, model.n_layer)
+        steps = len(self._sought.values) * max(1, layers)
         self._after = max(AFTER, LAYERS * search.memory.log.stops // steps)
 
     def likely(self) -> Iterator[Hypothesis]:
@@ -103,7 +99,7 @@ class _Places:
         return found.place.address, int(stops[seen - 1]) if seen else -1
 
     def _inputs_of(self, tap: Tap) -> list[Rows]:
-        return [self._rows[name] for name in inputs_of(tap, self._model, self._rows)]
+        return [self._rows[name] for name in self._of[tap.name]]
 
     def _since(self, row: int) -> tuple[int, int] | None:
         """The address and the stop at which the last input of a row was seen."""
