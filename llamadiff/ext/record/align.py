@@ -120,7 +120,8 @@ class Alignment:
 def align(model: Runnable, search: Search, tokens: Sequence[int]) -> Alignment:
     """Run the engine over the tokens, and find in memory what it gives; what is wrong there, by its place."""
     alignment = _Alignment(model, search, tokens)
-    alignment.run()
+    with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
+        alignment.run()
     rows = alignment.without_copies()
     name, lacking = next(iter(alignment.dark().items()), ("", []))
     if not name:
@@ -206,10 +207,9 @@ class _Alignment:
         step = self._step(aligner, cache)
         if not part:
             self._starts = [(0, None, _copied(step.cache))]
-        with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
-            for number in range(part, last + 1):
-                x = self._parts[number].run(x, step)
-                self._starts.append((count + len(aligner.rows), x, _copied(step.cache)))
+        for number in range(part, last + 1):
+            x = self._parts[number].run(x, step)
+            self._starts.append((count + len(aligner.rows), x, _copied(step.cache)))
         self._rows |= aligner.rows
 
     def _rounding(self) -> float:
@@ -394,7 +394,7 @@ class _Alignment:
         part = min(self._part_of(name) for name in placed)
         _, x, cache = self._starts[part]
         step = self._step(aligner, cache)
-        with suppress(_EnoughError), threadpool_limits(1, "blas"), np.errstate(all="ignore"):
+        with suppress(_EnoughError):
             for each in self._parts[part:]:
                 x = each.run(x, step)
         others: dict[int, list[range]] = {}

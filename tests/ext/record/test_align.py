@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,17 +30,26 @@ HEAP = 0x10000
 class Writes(Tap):
     """A program that keeps each kind of value in a buffer of its own, for all layers, in some dtype and order."""
 
-    def __init__(self, log: LogWriter, dtype: str, halves: int = 0, last_only: bool = False, logits: float = 1) -> None:
+    def __init__(
+        self,
+        log: LogWriter,
+        dtype: str,
+        halves: int = 0,
+        last_only: bool = False,
+        logits: float = 1,
+        nowhere: Collection[str] = (),
+    ) -> None:
         """``halves``: the width of heads that are kept as two halves; ``last_only``: what the last layer's attention is
-        followed by is there for the last token alone; ``logits``: a factor of theirs.
+        followed by is there for the last token alone; ``logits``: a factor of theirs; ``nowhere``: words of taps that
+        are not stored.
         """
         self._log, self._dtype, self._halves = log, dtype, halves
-        self._last_only, self._logits = last_only, logits
+        self._last_only, self._logits, self._nowhere = last_only, logits, nowhere
         self._buffers: dict[str, int] = {}
 
     def __call__(self, name, x):
         word = name.partition("-")[0]
-        if word.startswith("kq") and word != "kqv_out":
+        if (word.startswith("kq") and word != "kqv_out") or word in self._nowhere:
             return x
         own = x[0]
         if self._halves and word in ("Qcur_proj", "Kcur_proj", "Qcur_rope", "Kcur_rope"):
@@ -97,6 +107,34 @@ def test_values_that_are_wrong_are_found_by_what_follows_from_them(wrong, places
     everywhere, last = {*range(len(TOKENS))}, {len(TOKENS) - 1}  # behind the last attention the last token's row counts
     for name, each in rows.items():
         assert each.places.keys() >= (everywhere if name.endswith("-0") else last), name
+
+
+PROJECTED = ("Qcur_proj", "Kcur_proj")
+TURNED_BACK = {"rope_pairs": lambda x, cos, sin: ops.rope_pairs(x, cos, -sin)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "nowhere", "places"),
+    [
+        ({}, PROJECTED, set()),
+        (TURNED_BACK, PROJECTED, {"Qcur_rope", "Kcur_rope"}),
+        # the norm is not known where nothing that is made of it is there
+        (TURNED_BACK, (*PROJECTED, "Vcur_proj", "attn_norm"), None),
+        # nor, where the first token is off too, whether the projections are right
+        ({"rope_pairs": lambda x, cos, sin: ops.rope_pairs(1.1 * x, cos, sin)}, PROJECTED, None),
+        # what is there, and wrong, is not taken for what is stored nowhere: attention is not accused of its inputs
+        (TURNED_BACK, ("Qcur_rope", "Kcur_rope"), None),
+    ],
+)
+def test_what_is_stored_nowhere_is_looked_through_if_it_is_known_to_be_right(wrong, nowhere, places, tmp_path):
+    some = TOKENS[:3]
+    model, search = logged(tmp_path, maths=SimpleNamespace(**{**vars(ops), **wrong}), tokens=some, nowhere=nowhere)
+    found = align(model, search, some)
+    off = {n.partition("-")[0] for n, each in found.rows.items() if any(f.nmse > 1e-9 for f in each.places.values())}
+    assert off == (places or set())
+    assert found.is_wrong == bool(places)
+    assert (places is None) <= (found.nowhere is not None)
+    assert (places == set()) <= (found.nowhere is None)
 
 
 @pytest.mark.parametrize(("logits", "nowhere"), [(1.0, None), (0.5, ("result_output", 5))])
