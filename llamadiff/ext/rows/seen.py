@@ -159,18 +159,17 @@ Rule = Callable[[Seen], Seen]
 
 def _patterns(seen: Sequence[Seen], right: Sequence[Seen]) -> Iterator[tuple[str, Rule]]:
     """What sets of keys have in common, in words, and as what any token sees by that; ``right``: what they should."""
-    runs = {each.but for each in seen}
-    if runs == {None}:
+    runs = sorted({each.but for each in seen if each.but is not None})
+    if not runs:
         yield from _first_keys(seen, right)
         yield from _last_keys(seen, right)
-    for but in sorted(but for but in runs if but is not None)[:FEW]:
-        yield f"does not see {_run(*but)}", partial(_without, but)
-    if len({each.but[0] for each in seen if each.but}) == 1 and (but := seen[0].but) is not None:
-        window = {each.position + 1 - each.but[1] for each in seen if each.but}
-        if len(window) == 1 and not seen[0].first:
-            w, sinks = window.pop(), but[0]
-            says = f"sees the first {sinks} keys and the last {w} alone"
-            yield says, lambda r: Seen(r.position, 0, r.position, (sinks, max(sinks, r.position + 1 - w)))
+    for run in runs[:FEW]:
+        yield f"does not see {_run(*run)}", partial(_without, run)
+    far = {each.position + 1 - each.but[1] for each in seen if each.but}
+    if len({start for start, _ in runs}) == len(far) == 1:
+        sinks, window = runs[0][0], far.pop()
+        says = f"sees the first {sinks} keys and the last {window} alone"
+        yield says, lambda r: _without((sinks, max(sinks, r.position + 1 - window)), Seen(r.position, 0, r.last))
 
 
 def _without(but: tuple[int, int], right: Seen) -> Seen:
