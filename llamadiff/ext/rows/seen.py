@@ -83,8 +83,9 @@ class Query:
     def left(self, seen: Seen) -> float:
         """The NMSE that a set of keys leaves."""
         w = np.where(seen.mask(self.weights.shape[-1]), self.weights, 0.0)
-        made = w @ self.v / (w.sum(axis=-1) + self.beside)[..., None]
-        return float(np.square(made - self.recorded).sum() / np.square(self.recorded).sum())
+        with np.errstate(all="ignore"):  # of no key at all nothing is left, which fits nothing
+            made = w @ self.v / (w.sum(axis=-1) + self.beside)[..., None]
+            return float(np.square(made - self.recorded).sum() / np.square(self.recorded).sum())
 
     def fits(self, seen: Seen) -> bool:
         left = self.left(seen)
