@@ -279,12 +279,6 @@ def _moments(squares: float, total: float, low: float, high: float, size: int, n
     return Stats(float(np.sqrt(squares / size)), total / size, low, high, nan, inf)
 
 
-def row_errors(candidate: Array, baseline: Array, axis: int) -> tuple[Array, Array]:
-    """Per row of ``axis``: sum((c-b)^2) and sum(b^2); of values that are not finite see Rows.errors."""
-    c, b = Rows(candidate, axis), Rows(baseline, axis)
-    return b.errors(c), b.reference()
-
-
 def ratio(error: float, reference: float) -> float:
     """error / reference for sums of squares: 0 if there is no error, infinite for an error against nothing."""
     if error == 0:

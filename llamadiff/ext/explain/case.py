@@ -171,7 +171,7 @@ class Case:
 
     def nmse_between(self, x: Array, other: Array) -> float:
         """How far two results without their batch axis are from each other."""
-        error, size = metrics.row_errors(self.compared(other), self.compared(x), self.tap.row_axis)
+        error, size = row_errors(self.compared(other), self.compared(x), self.tap.row_axis)
         return float(metrics.ratio(float(error.sum()), float(size.sum())))
 
     def part_of(self, x: Array) -> Part | None:
@@ -193,7 +193,7 @@ class Case:
         """Of each entry of a result, rows' errors and sizes: sums of squares."""
         assert self.recorded is not None
         recorded, axis = self.compared(self.recorded), self.tap.row_axis
-        return [metrics.row_errors(recorded, self.compared(entry), axis) for entry in x]
+        return [row_errors(recorded, self.compared(entry), axis) for entry in x]
 
     def compared(self, x: Array) -> Array:
         """A result without its batch axis as it is compared with what was recorded, or that itself."""
@@ -218,3 +218,9 @@ class Case:
             mask = None if mask is None else mask[..., self.channels]
         x = metrics.where_known(x, mask, self.tap.name in self.run.relative)
         return x if self.part is None else self.part.alone(x, self.tap.row_axis)
+
+
+def row_errors(candidate: Array, baseline: Array, axis: int) -> tuple[Array, Array]:
+    """Per row of ``axis``: sum((c-b)^2) and sum(b^2); of values that are not finite see metrics.Rows.errors."""
+    c, b = metrics.Rows(candidate, axis), metrics.Rows(baseline, axis)
+    return b.errors(c), b.reference()

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.ext.explain.case import Case, NotRecordedError
+from llamadiff.ext.explain.case import Case, NotRecordedError, row_errors
 from llamadiff.ext.explain.part import Part, wrong_rows
 from llamadiff.ext.explain.pattern.deviation import ODD, SAME
 from llamadiff.ext.explain.subgraph import subgraph_of
 from llamadiff.judge.fact import Fact
 from llamadiff.numerics.arithmetic import ROUNDINGS
-from llamadiff.numerics.metrics import row_errors
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
