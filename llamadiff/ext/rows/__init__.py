@@ -35,7 +35,9 @@ class Rows(Slice):
             return None
         from llamadiff.ext.rows.compare import compare_rows, is_of_rows, takes
 
-        return compare_rows if (asked or is_of_rows(candidate)) and takes(candidate, how) else None
+        if not asked and not is_of_rows(candidate):
+            return None
+        return compare_rows if takes(candidate, how) else None
 
     def some_rows(self, model: Runnable, baseline: Trace, candidate: Trace | None) -> SomeRows | None:
         from llamadiff.ext.rows.judged import some_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,19 @@ OBSERVER = "llamadiff.ext.rows.row_observer:RowObserver"
 
 
 def takes(candidate: CandidateSpec | None, how: How) -> bool:
-    """Whether rows of a candidate can be judged: those of a trace, a dump, a command or a function."""
+    """Whether rows of a candidate can be judged: those of a trace, a dump, a command or a function.
+
+    Raises UserError where rows were asked for, and cannot be.
+    """
     spec = candidate if isinstance(candidate, (str, Path)) else ""
     other = str(spec).startswith(("http://", "https://", "llama.cpp:", "transformers:")) or str(spec).endswith(".gguf")
-    return not other and how.steps is None and how.engine is None
+    taken = not other and how.steps is None and how.engine is None
+    if not taken and how.rows is not None:
+        raise UserError(
+            f"--rows {how.rows[:40]}: rows are those of a trace, a dump or a command, judged by the reference engine; "
+            "leave it out, or --candidate, --steps and --engine"
+        )
+    return taken
 
 
 def is_of_rows(candidate: CandidateSpec | None) -> bool:
@@ -50,14 +60,15 @@ def compare_rows(
     if run.prompt is None and not run.tokens:
         raise UserError(f"{candidate}: has some rows of a prompt: give the whole prompt too, or --tokens with all ids")
     settings = replace(run.settings, type_k=_half(run.settings.type_k), type_v=_half(run.settings.type_v))
-    run = replace(run, settings=settings)
+    run, how = replace(run, settings=settings), replace(how, partial=how.partial or run.is_partial)
     engine = RowModel(ModelFile(model, settings=settings))
     request = replace(
         request_for(engine, run, folder / "baseline.safetensors"),
         rows=_asked(how, engine, brought), everywhere=tuple(keys_of(engine)), way=replace(PLAIN, observer=OBSERVER),
     )  # fmt: skip
-    request = replace(request, wanted=tuple(name for name in request.wanted or () if not name.startswith(SCORES)))
-    baseline, tokens = _run(request, engine, how, child)
+    asked = [name for name in request.wanted or () if not name.startswith(SCORES)]
+    request = replace(request, wanted=tuple(dict.fromkeys([*asked, *request.everywhere])))
+    baseline, tokens = _run(request, engine, asked, how, child)
     if isinstance(candidate, str) and candidate.startswith(PREFIX):
         rows = in_words(baseline.info.positions).replace(" ", "")
         brought = read_candidate(candidate.replace("{rows}", rows), how, run.settings.place)
@@ -80,14 +91,13 @@ def _asked(how: How, engine: RowModel, brought: Candidate | None) -> str:
     return words_of(engine, how.rows or AUTO)
 
 
-def _run(request: Request, engine: RowModel, how: How, child: Child) -> tuple[Trace, tuple[int, ...]]:
-    """llama.cpp's rows, with K and V of all; and all its tokens."""
-
-    class Reader(RowReader):
-        keys_of = keys_of(engine)
-
+def _run(
+    request: Request, engine: RowModel, asked: Sequence[str], how: How, child: Child
+) -> tuple[Trace, tuple[int, ...]]:
+    """llama.cpp's rows of the taps that were asked for, with K and V of all; and all its tokens."""
+    kind = partial(RowReader, keys_of=keys_of(engine), asked=frozenset(asked))
     with engine.dequantizer.checking_ahead():
-        reader = read_run(request, how.progress, child, Reader)
+        reader = read_run(request, how.progress, child, kind)
     assert isinstance(reader, RowReader)
     return Trace.open(reader.path), tuple(reader.ended["tokens"])
 

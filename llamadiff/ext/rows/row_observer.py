@@ -10,6 +10,7 @@ from llamadiff.llamacpp.observer import AT_ONCE, Observer
 from llamadiff.llamacpp.passes import NoListener
 from llamadiff.llamacpp.request import Say
 from llamadiff.llamacpp.tensors import Tensor
+from llamadiff.system.errors import UserError
 
 # Tokens that are run at once where there are no more than so many; half of them where there are more than these, and so
 # on: llama.cpp holds a score for each and each key.
@@ -25,6 +26,9 @@ class RowObserver(Observer):
 
     def _tokens_at_once(self) -> int:
         self.chosen, self.everywhere = chosen(self.request.rows, self.total), frozenset(self.request.everywhere)
+        if not self.chosen:
+            said = f"none of them is in the prompt, which has {self.total} tokens"
+            raise UserError(f"--rows {self.request.rows[:40]}: {said}, 0 to {self.total - 1}")
         return max(LEAST, AT_ONCE >> max(0, (self.total - 1).bit_length() - MANY.bit_length() + 1))
 
     def run(self, say: Say) -> None:

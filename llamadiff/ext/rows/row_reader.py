@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from llamadiff.ext.rows.choose import chosen
 from llamadiff.llamacpp.passes import NoCheck
-from llamadiff.llamacpp.readers import TapReader, tap_values
+from llamadiff.llamacpp.readers import TapReader, Tell, tap_values
+from llamadiff.llamacpp.request import Request
 from llamadiff.trace import taps
 from llamadiff.trace.metadata import Info
 
@@ -21,10 +22,14 @@ Array = NDArray[Any]
 
 
 class RowReader(TapReader):
-    """The taps of chosen tokens as a trace. ``keys_of``: tap -> that of the cache, which keeps it of all tokens."""
+    """The taps of chosen tokens as a trace."""
 
-    keys_of: Mapping[str, str]
     inputs = NoCheck()  # a mask or a position that is wrong shows in the rows themselves
+
+    def __init__(self, request: Request, tell: Tell, keys_of: Mapping[str, str], asked: frozenset[str]) -> None:
+        """``keys_of``: tap -> that of the cache, which keeps it of all tokens; ``asked``: the taps that are wanted."""
+        super().__init__(request, tell)
+        self.keys_of, self.asked = keys_of, asked
 
     @cached_property
     def rows_wanted(self) -> Array:
@@ -36,7 +41,7 @@ class RowReader(TapReader):
         assert tap is not None
         self._keep(name, values, answer)
         first, last = np.searchsorted(self.rows_wanted, (answer["start"], answer["start"] + answer["rows"]))
-        if first == last:
+        if first == last or name not in self.asked:
             return
         if not answer["alone"]:
             values = values.take(self.rows_wanted[first:last] - answer["start"], tap.row_axis)

@@ -93,6 +93,12 @@ def test_llama_cpp_is_right_in_some_rows(name, kind, long_model):
     assert len(result.tokens) == len(ROWS)
 
 
+def test_taps_that_are_asked_for_are_judged_in_some_rows(long_model):
+    result = compare(long_model(), Run(tokens=IDS, patterns=("l_out-*",)), how=HOW)
+    assert [row.tap for row in result.rows] == ["l_out-0", "l_out-1"]
+    assert result.verdict in ("match", "noise")
+
+
 def test_rows_of_decode_steps_are_judged(long_model):
     result = compare(long_model(), Run(tokens=IDS, n_predict=2), how=How(rows="0,5,299-301"))
     assert result.verdict == "match", result.summary
@@ -164,6 +170,10 @@ def test_what_is_lacking_is_said_in_one_line(long_model, tmp_path):
         compare(path, Run(tokens=other), some, HOW)
     with pytest.raises(UserError, match="--rows abc: expected rows such as"):
         compare(path, Run(tokens=IDS), how=How(rows="abc"))
+    with pytest.raises(UserError, match="--rows 300-310: none of them is in the prompt, which has 300 tokens"):
+        compare(path, Run(tokens=IDS), how=How(rows="300-310"))
+    with pytest.raises(UserError, match="--rows 0-3: rows are those of a trace, a dump or a command"):
+        compare(path, Run(tokens=IDS), how=How(rows="0-3", engine="graph"))
     file = tmp_path / "rows.safetensors"
     with TraceWriter(file) as writer:
         for name in some:
