@@ -174,8 +174,8 @@ class Slice:
         """Why taps are wrong, in graph order; None: another slice may know."""
         return None
 
-    def read_span(self, case: Any) -> tuple[Fact, ...] | None:
-        """What a span's ops did, where an engine knows more than was recorded (``ext/explain/case.py``)."""
+    def read_span(self, case: Any, sure: bool) -> tuple[Fact, ...] | None:
+        """What a span's ops did, where an engine knows more than was recorded; ``sure``: that it is wrong is known."""
         return None
 
     def other_file(self, bench: Bench, study: Study, given: Trace) -> Check | None:

@@ -199,6 +199,27 @@ def _check_positions(said: Said, fact: Any, text: str) -> bool:
     return _check_turned(said, found - right)
 
 
+def _check_law(said: Said, fact: Any, by_law: Any) -> bool:
+    """Positions that are a function of the right ones."""
+    found, right = np.array(fact.values), np.arange(len(said.e))
+    return bool((by_law(right) == found).all()) and _check_turned(said, found - right)
+
+
+def _check_runs(said: Said, fact: Any, text: str) -> bool:
+    """``positions from 3 to 5 are taken for 1 to 3; position 8 is taken for 0``."""
+    found = np.arange(len(said.e))
+    for run in text.split("; "):
+        first, last, to, _ = (
+            int(n or -1)
+            for n in re.fullmatch(
+                r"positions? (?:from )?(\d+)(?: to (\d+))? (?:is|are) taken for (-?\d+)(?: to (-?\d+))?", run
+            ).groups()
+        )
+        rows = np.arange(first, max(first, last) + 1)
+        found[rows] = to + (rows - first) * (" to " in run.partition(" taken ")[2])
+    return _check_law(said, fact, lambda right: found[right])
+
+
 def _check_bound(said: Said, name: str, side: str, bound: str) -> bool:
     x = np.asarray(said.deviation.inputs[name], np.float64).reshape(said.r.shape)
     at = float(bound)
@@ -284,6 +305,15 @@ CHECKS: dict[str, Callable[..., bool]] = {
     r"every token is rotated by its position ([+-]\d+)": lambda said, fact, by: _check_turned(
         said, np.full(len(said.e), int(by))),
     r"(token \d+ is rotated by position .*)": _check_positions,
+    r"every token is rotated by its position times (\S+)": lambda said, fact, by: _check_law(
+        said, fact, lambda p: np.rint(p * float(by))),
+    r"its positions are rounded to (float16), which holds whole numbers up to \d+": lambda said, fact, name: (
+        _check_law(said, fact, lambda p: p.astype(name))),
+    r"positions beyond (\d+) are taken for \d+": lambda said, fact, last: _check_law(
+        said, fact, lambda p: np.minimum(p, int(last))),
+    r"its positions begin again at 0 after each (\d+)": lambda said, fact, size: _check_law(
+        said, fact, lambda p: p % int(size)),
+    r"(positions? .* taken for .*)": _check_runs,
     r"the first token is right": lambda said, fact: said.only(0, set(range(1, len(said.r)))),
     r"only (token|head|channel)s? (.*) (?:is|are) wrong": _check_only,
     r"every (token|head|channel) but (.*) is wrong": _check_but,

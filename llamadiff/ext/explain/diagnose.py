@@ -180,16 +180,16 @@ def _read(scene: Scene, findings: Sequence[Finding], d: Diagnosis) -> dict[str, 
         case, in_graph = (case_of(run, scene.source, tap, local) for run in (scene.judged, scene.run))
         if local.span and _short(local) and not inside.is_spent:
             found[tap.name] = read_inside(case, replace(in_graph, budget=inside))
-            found[tap.name] = found[tap.name] or _read_by_engine(case)
+            found[tap.name] = found[tap.name] or _read_by_engine(case, not local.unclear)
         elif not local.span and left > 0:
             found[tap.name] = read_back(case, in_graph)
             left -= _work(case)
     return found
 
 
-def _read_by_engine(case: Case) -> tuple[Fact, ...]:
+def _read_by_engine(case: Case, sure: bool) -> tuple[Fact, ...]:
     """What is read back of a span by whoever knows more of its engine than was recorded."""
-    return plugins.ask_first(lambda each: each.read_span(case)) or ()
+    return plugins.ask_first(lambda each: each.read_span(case, sure)) or ()
 
 
 def _work(case: Case) -> float:
@@ -248,7 +248,9 @@ def _join(groups: list[_Group], scene: Scene, tap: taps.Tap, local: Local) -> No
     if not outcome.fits and strangers:
         strangers[0].add(tap.name, local.nmse, ())
         return
-    told = bool(local.span) and bool(_read_by_engine(case_of(scene.judged, scene.source, tap, local)))
+    told = bool(local.span) and bool(
+        _read_by_engine(case_of(scene.judged, scene.source, tap, local), not local.unclear)
+    )
     if not outcome.tried and (scene.by_graph or local.span) and not told:
         return
     # what comes near elsewhere says nothing of a NaN, and what is further off than the right op is not near

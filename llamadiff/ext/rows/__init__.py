@@ -44,10 +44,10 @@ class Rows(Slice):
 
         return some_rows(model, baseline, candidate)
 
-    def read_span(self, case: Any) -> tuple[Fact, ...] | None:
+    def read_span(self, case: Any, sure: bool) -> tuple[Fact, ...] | None:
         from llamadiff.ext.rows.seen import seen_keys
 
-        return seen_keys(case)
+        return seen_keys(case, sure)
 
 
 slice_ = Rows()

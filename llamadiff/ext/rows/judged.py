@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 
 from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.reference_model import Model
+from llamadiff.ext.rows.beside import strange_rows
 from llamadiff.ext.rows.choose import AUTO, BY_CHANCE, has_gaps
 from llamadiff.ext.rows.cut import cut, kept_of
 from llamadiff.ext.rows.positions import in_tokens, looked_at
-from llamadiff.ext.rows.row_engine import RowModel, keys_of
+from llamadiff.ext.rows.row_engine import BASELINE, RowModel, keys_of
+from llamadiff.judge.preflight.checks import Check
+from llamadiff.judge.verdict import is_right, of_run
 from llamadiff.plugins import SomeRows
+from llamadiff.result.comparison import Comparison
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
+from llamadiff.words.advice import next_steps
+from llamadiff.words.summary import summarize
 
 
 def some_rows(model: Runnable, baseline: Trace, candidate: Trace | None) -> SomeRows | None:
@@ -26,13 +32,30 @@ def some_rows(model: Runnable, baseline: Trace, candidate: Trace | None) -> Some
         )
     engine = model if isinstance(model, RowModel) else RowModel(model)
     said = said if isinstance(said, dict) else {}
-    kept = {"baseline": kept_of(baseline, engine, "the baseline")}
+    kept, alone = {BASELINE: kept_of(baseline, engine, "the baseline")}, baseline.lacking({*keys_of(engine).values()})
+    traces = {BASELINE: alone}
     if candidate is not None:
         kept["candidate"] = kept_of(candidate, engine, "the candidate")
-        candidate = cut(candidate, engine, baseline.info)
-    engine.keep(kept)
+        traces["candidate"] = candidate = cut(candidate, engine, baseline.info)
+    engine.keep(kept, traces)
     positions, total = baseline.info.positions, said.get("of")
     by_chance = BY_CHANCE if str(said.get("chosen")).startswith(AUTO) else 0
     note = looked_at(positions, total if isinstance(total, int) else positions[-1] + 1, by_chance)
-    alone = baseline.lacking({*keys_of(engine).values()})
-    return SomeRows(engine, alone, candidate, partial(in_tokens, positions=positions, note=note))
+
+    def finished(result: Comparison) -> Comparison:
+        strange = strange_rows(kept, positions) if candidate is not None and is_right(result.verdict) else None
+        return in_tokens(result if strange is None else _with_check(result, strange), positions, note)
+
+    return SomeRows(engine, alone, candidate, finished)
+
+
+def _with_check(result: Comparison, check: Check) -> Comparison:
+    """The result with one check more, which decides."""
+    result = replace(result, preflight=(*result.preflight, check))
+    verdicts = [row.verdict for row in result.rows], [each.verdict for each in result.preflight]
+    ruling = of_run(*verdicts, result.blamed, result.coverage is not None and result.coverage.is_enough)
+    said, steps = summarize(ruling.verdict, result, result), next_steps(ruling.verdict, result, result.is_engine)
+    return replace(
+        result, verdict=ruling.verdict, reasons=ruling.reasons, headline=said.headline, proof=said.clauses,
+        next_steps=steps,
+    )  # fmt: skip

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from llamaref import Engine, Weights
 from llamaref import Tap as EngineTap
 from llamaref.config import Rope
-from llamaref.engine import Cache, Scoring, Step
+from llamaref.engine import Cache, Step
 from llamaref.sums import Matrices, WeightProduct
 from numpy.typing import NDArray
 
@@ -20,9 +20,6 @@ from llamadiff.ext.rows.choose import AUTO, ranges
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.reader import Trace
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Array = NDArray[Any]
 KEPT = ("kv_k", "kv_v")
@@ -57,16 +54,16 @@ def words_of(model: Model, words: str) -> str:
 
 
 class RowModel(Model):
-    """A model some of whose tokens are run. ``kept``: by source, a trace with K and V of all tokens."""
+    """A model some of whose tokens are run."""
 
     def __init__(self, file: ModelFile) -> None:
         super().__init__(file.path, settings=file.settings, weights=file.weights)
         self.engine: RowEngine = self._open(lambda: RowEngine(self.weights))
         self.engine.model = self
 
-    def keep(self, kept: Mapping[str, Trace]) -> None:
-        """Take K and V of the other tokens from these."""
-        self.engine.kept = kept
+    def keep(self, kept: Mapping[str, Trace], traces: Mapping[str, Trace]) -> None:
+        """Take K and V of the other tokens from what each source ``kept``; ``traces``: what it recorded of the rows."""
+        self.engine.kept, self.engine.traces = kept, traces
 
 
 class RowEngine(Engine):
@@ -74,15 +71,11 @@ class RowEngine(Engine):
 
     model: RowModel
     kept: Mapping[str, Trace]
-    here: Sequence[int] = ()  # the tokens that were run last
+    traces: Mapping[str, Trace]  # and what each source recorded of the rows
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
-        self.scoring: dict[int, Scoring] = {}  # layer -> how it makes probabilities of scores
-
-    def attention(self, i: int, q: Array, k: Array, v: Array, step: Step, **scoring: Unpack[Scoring]) -> Array:
-        self.scoring[i] = scoring
-        return super().attention(i, q, k, v, step, **scoring)
+        self.seen: dict[int, Any] = {}  # by layer, what is known of the keys that queries saw (seen.py)
 
     def step(
         self,
@@ -94,7 +87,6 @@ class RowEngine(Engine):
         assert positions is not None
         assert tap is not None
         step, here = super().step(tokens, positions, None, tap), np.asarray(positions)
-        self.here = here.tolist() if len(here) >= len(self.here) else self.here
         everyone = np.arange(int(here[-1]) + 1)
         return replace(step, key_positions=everyone, cache=_Kept(self.kept, here, tap), tap=_OwnRows(tap, here))
 

@@ -1,68 +1,66 @@
-"""Which keys a token saw is read back from what attention gave it."""
+"""Which keys a query saw is read back from its output, whatever that is; and what is said of it is true."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from llamadiff.ext.rows.seen import Query, Seen, _patterns
+from llamadiff.ext.rows.seen import Attention, seen_in
+from llamadiff.ext.rows.seen_words import sentence
 
-KEYS = 700
-ROWS = (30, 260, 320, 511, 512, 600, 699)
-
-
-def query(position, sees, sinks=False):
-    """What a right engine would give if the token saw these keys, in two groups of two heads."""
-    rng = np.random.default_rng(3)
-    v = rng.standard_normal((2, KEYS, 8))
-    weights = np.exp(np.random.default_rng(position).standard_normal((2, 2, KEYS)))
-    beside = np.full((2, 2), 5.0 * sinks)
-    w = np.where(sees(position, np.arange(KEYS)), weights, 0.0)
-    recorded = w @ v / (w.sum(axis=-1) + beside)[..., None]
-    return Query(ROWS.index(position), position, 0, weights, v, beside, recorded)
+KEYS, HEADS, KV_HEADS, DIM = 400, 4, 2, 64
+POSITIONS = np.arange(300, 340)
 
 
-MISTAKES = {
-    "sees the last 200 keys alone": lambda p, k: (k <= p) & (k > p - 200),
-    "sees keys from 20 on alone": lambda p, k: (k <= p) & (k >= 20),
-    "sees keys from the last multiple of 256 on alone": lambda p, k: (k <= p) & (k >= p // 256 * 256),
-    "sees no key after 255": lambda p, k: (k <= p) & (k <= 255),
-    "does not see the last block of 64 keys, which is not full": lambda p, k: (
-        (k <= p) & ((k < (p + 1) // 64 * 64) | (p < 64))
-    ),
-    "does not see its own key": lambda p, k: k < p,
-    "sees 1 key after its own": lambda p, k: k <= p + 1,
-    "does not see key 17": lambda p, k: (k <= p) & (k != 17),
-    "does not see keys 128 to 143": lambda p, k: (k <= p) & ((k < 128) | (k >= 144)),
-    "sees the first 4 keys and the last 100 alone": lambda p, k: (k <= p) & ((k < 4) | (k > p - 100)),
-}
+def _attention(seen, window=0, zeros=0):
+    """An output of what ``seen`` (position, key) says is seen."""
+    rng = np.random.default_rng(2)
+    q = rng.standard_normal((len(POSITIONS), HEADS, DIM))
+    k, v = rng.standard_normal((2, KEYS, KV_HEADS, DIM))
+    heads = np.arange(HEADS) // (HEADS // KV_HEADS)
+    p = np.exp(np.einsum("thd,jhd->htj", q, k[:, heads]) / 8) * np.array(
+        [[seen(t, j) for j in range(KEYS)] for t in POSITIONS]
+    )
+    out = np.einsum("htj,jhd->thd", p / (p.sum(-1, keepdims=True) + zeros), v[:, heads])
+    return Attention(q, k, v, out.astype(np.float32), POSITIONS, 1 / 8, window, 0.0)
 
 
-@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
-@pytest.mark.parametrize("says", MISTAKES)
-def test_what_all_wrong_tokens_have_in_common_is_said(says, sinks):
-    queries = [query(position, MISTAKES[says], sinks) for position in ROWS]
-    wrong = [each for each in queries if each.left(each.right) > 1e-5]
-    seen = [each.seen() for each in wrong]
-    assert wrong
-    assert None not in seen
-    fitting = [words for words, rule in _patterns(seen, [each.right for each in wrong])
-               if all(each.fits(rule(each.right)) for each in wrong)]  # fmt: skip
-    assert fitting[0] == says
+@pytest.mark.parametrize(("seen", "says"), [
+    (lambda t, j: t - 100 < j <= t, "see the last 100 keys alone, their own included, where all are right"),
+    (lambda t, j: j <= t and (j < 3 or t - j < 90), "see the first 3 keys and the last 90 alone, where all are right"),
+    (lambda t, j: j <= t and j not in (7, 100, 222), "see all but keys 7, 100, 222"),
+    (lambda t, j: j <= t and not 64 <= j < 128, "see all but keys 64-127"),
+    (lambda t, j: j <= t + 2, "see the 2 keys behind their own too"),
+    (lambda t, j: 200 <= j <= t, "see no key before key 200, where all are right"),
+    (lambda t, j: j < 256, "see no key behind key 255"),
+    (lambda t, j: j < (t + 1) // 16 * 16, "see no key of the last block of 16, which is not full"),
+    (lambda t, j: 320 * (t >= 320) <= j <= t and (t >= 320 or j >= 160), "see no key before the last multiple of 160"),
+])  # fmt: skip
+def test_what_was_seen_is_told(seen, says):
+    found, looked_at = seen_in(_attention(seen))
+    assert len(found) == looked_at > 10
+    for one in found:
+        assert one.keys == tuple(j for j in range(KEYS) if seen(one.position, j))
+    assert says in sentence(found, looked_at)
 
 
-def test_of_no_run_of_keys_nothing_is_said():
-    assert query(600, lambda p, k: (k <= p) & (k % 7 != 3)).seen() is None
-    strange = query(600, lambda p, k: k <= p)
-    strange.recorded[0, 0] += 0.1
-    assert strange.seen() is None
+def test_rows_of_zeros_are_counted():
+    found, looked_at = seen_in(_attention(lambda t, j: j <= t, zeros=24))
+    assert {one.zeros for one in found} == {24}
+    assert "see 24 rows of zeros besides" in sentence(found, looked_at)
 
 
-def test_what_a_right_token_sees_is_all():
-    right = query(600, lambda p, k: k <= p)
-    assert right.left(right.right) < 1e-20
-    assert right.left(Seen(600, 1, 600)) > 1e-5
+def test_a_window_that_is_right_is_held_against():
+    found, looked_at = seen_in(_attention(lambda t, j: t - 33 < j <= t, window=32))
+    assert "the last 33 keys alone, their own included, where the last 32 are right" in sentence(found, looked_at)
 
 
-def test_keys_that_are_left_out_are_masked():
-    assert np.flatnonzero(Seen(9, 2, 6, (3, 5)).mask(12)).tolist() == [2, 5, 6]
+def test_of_right_outputs_nothing_is_said():
+    assert seen_in(_attention(lambda t, j: j <= t)) == ([], 0)
+
+
+def test_of_outputs_that_are_no_mean_of_values_nothing_is_said():
+    right = _attention(lambda t, j: j <= t)
+    noise = 1e-2 * np.random.default_rng(3).standard_normal(right.out.shape)
+    found, looked_at = seen_in(Attention(**{**vars(right), "out": right.out + noise}))
+    assert (found, looked_at > 10) == ([], True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from llamadiff.ext.explain.pattern import instead, places
 from llamadiff.ext.explain.pattern.deviation import Deviation, finite_facts
+from llamadiff.ext.explain.pattern.turned import turns
 from llamadiff.judge.compared import Compared
 from llamadiff.judge.fact import Fact
 from llamadiff.judge.lanes import Lane, Source
@@ -42,13 +44,32 @@ def _look_alikes(seen: Compared, source: Source, size: int) -> Mapping[str, Arra
     """Tensors of this size that the values might be instead: the trace's own before it, the baseline's others."""
     out: dict[str, Array] = {}
     for trace, label in ((source.trace, "its own {}"), (seen.sources["baseline"].trace, "the baseline's {}")):
-        before = True
+        own, listed = trace is source.trace, True
         for name in trace:
-            before = before and name != seen.tap.name
-            wanted = before if trace is source.trace else name != seen.tap.name
+            listed = listed and name != seen.tap.name
+            wanted = _is_before(name, seen.tap, listed) if own else name != seen.tap.name
             if wanted and name not in trace.known and int(np.prod(trace.shape(name))) == size and len(out) < MOST:
                 out[label.format(name)] = trace[name]
     return out
+
+
+def _is_before(name: str, tap: taps.Tap, listed: bool) -> bool:
+    """Whether a tap comes before another one in the graph; of a name that is no word of it, whether it is listed so.
+
+    What is computed from the values cannot be what they are instead.
+    """
+    other = taps.parse(name)
+    if other is None or taps.parse(tap.name) != tap:
+        return listed
+    return _place(other) < _place(tap)
+
+
+def _place(tap: taps.Tap) -> tuple[float, int]:
+    """Where a tap comes in the graph: those outside the layers are first, or last."""
+    first = next(place for place, kind in enumerate(taps.KINDS) if kind.layered)
+    place = taps.KINDS.index(tap.kind)
+    outside = -1.0 if place < first else math.inf
+    return outside if tap.layer is None else float(tap.layer), place
 
 
 def _inputs(source: Source, tap: taps.Tap) -> dict[str, Array]:
@@ -60,7 +81,7 @@ def _inputs(source: Source, tap: taps.Tap) -> dict[str, Array]:
 
 INSTEAD = (
     instead.zeros, instead.another_tensor, instead.other_axes, instead.other_rows, instead.other_channels,
-    instead.factors, instead.shifts, instead.turns, instead.parts,
+    instead.factors, instead.shifts, turns, instead.parts,
 )  # fmt: skip
 WHERE = (places.first_token, places.tokens, places.growth, places.heads, places.channels, places.bounds)
 

@@ -5,12 +5,11 @@ Of all of a tap; or of some channels or heads of it, where the others are right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
 import numpy as np
-from llamaref import ops
 from numpy.typing import NDArray
 
 from llamadiff.ext.explain.pattern.deviation import LEFT, SAME, Deviation, are, counted, factor, listed
@@ -145,44 +144,6 @@ def shifts(d: Deviation) -> Iterator[Fact]:
         yield Fact("offset", f"it is off by the constant {offset:.4g}", (offset,))
     elif len(gap) > 1 and d.explained_by(d.expected + gap.mean(axis=0)):
         yield Fact("vector", "every token is off by the same vector, as when a bias is dropped")
-
-
-def turns(d: Deviation) -> Iterator[Fact]:
-    """The positions that RoPE's rows seem to have been rotated by, where those are not the right ones."""
-    found = _positions(d) if d.rope is not None and d.finite else None
-    if found is None:
-        return
-    moved = [(row, by, right) for row, (by, right) in enumerate(zip(found, d.positions, strict=True)) if by != right]
-    steps = {by - right for _, by, right in moved}
-    if len(moved) == len(found) > 1 and len(steps) == 1:
-        says = f"every token is rotated by its position {steps.pop():+d}"
-    elif moved:
-        says = listed([f"token {row} is rotated by position {by}, where {right} is right" for row, by, right in moved])
-    else:
-        return
-    yield Fact("turns", says, found)
-
-
-def _positions(d: Deviation) -> tuple[int, ...] | None:
-    """Rotations add up, so a row is the right one turned further: every turn up to the last position is tried."""
-    assert d.rope is not None
-    reach = min(max(d.positions) + 2, 512)
-    tried = np.arange(-reach, reach + 1)
-    cos, sin = ops.rope_angles(d.rope, tried)
-    for rotate in (ops.rope_pairs, ops.rope_halves):
-        found = [_turn(rotate, row, right, cos, sin) for row, right in zip(d.recorded, d.expected, strict=True)]
-        if all(error < SAME for _, error in found):
-            return tuple(int(p + tried[turn]) for p, (turn, _) in zip(d.positions, found, strict=True))
-    return None
-
-
-def _turn(rotate: Callable[..., Array], row: Array, right: Array, cos: Array, sin: Array) -> tuple[int, float]:
-    """Which turn of the right row comes nearest to the one recorded, and the NMSE it leaves."""
-    turned = rotate(np.broadcast_to(right, (len(cos), *right.shape)), cos, sin)
-    errors = np.square(turned - row).sum(axis=(1, 2)) / max(float(np.square(row).sum()), 1e-300)
-    best = int(np.argmin(errors))
-    still = len(errors) // 2  # a row that is right as it is was not turned
-    return (still, float(errors[still])) if errors[still] <= errors[best] + SAME / 100 else (best, float(errors[best]))
 
 
 def parts(d: Deviation) -> Iterator[Fact]:
