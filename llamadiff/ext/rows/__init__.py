@@ -45,7 +45,7 @@ class Rows(Slice):
         return some_rows(model, baseline, candidate)
 
     def read_span(self, case: Any, sure: bool) -> tuple[Fact, ...] | None:
-        from llamadiff.ext.rows.seen import seen_keys
+        from llamadiff.ext.rows.seen_words import seen_keys
 
         return seen_keys(case, sure)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamadiff.engines.model_file import Runnable
-from llamadiff.engines.reference_model import Model
 from llamadiff.ext.rows.beside import strange_rows
 from llamadiff.ext.rows.choose import AUTO, BY_CHANCE, has_gaps
 from llamadiff.ext.rows.cut import cut, kept_of
@@ -26,7 +25,7 @@ def some_rows(model: Runnable, baseline: Trace, candidate: Trace | None) -> Some
     said = baseline.info.producer.get("rows")
     if not isinstance(said, dict) and not has_gaps(baseline.info.positions):
         return None
-    if not isinstance(model, Model):
+    if model.by_graph:
         raise UserError(
             f"{model.path}: rows of a prompt are judged by the reference engine, which does not run this file"
         )

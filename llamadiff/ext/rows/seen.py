@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.ext.rows.row_engine import RowEngine, RowModel
-from llamadiff.judge.fact import Fact
+from llamadiff.ext.rows.row_engine import RowModel
 from llamadiff.trace.reader import Trace
-from llamadiff.trace.taps import Tap
 
 Array = NDArray[Any]
 OUTPUT = "kqv_out"
@@ -31,16 +29,6 @@ MOST = 48  # single keys that are looked for
 SPREAD, ROWS, TRIED = 200, 24, 6  # outputs that are computed; of those off, that are looked at; in vain
 NEAR, NEAREST = 2, 16  # sums next to the one wanted, on each side; and those of them that are looked at
 PAGES = (256, 128, 64, 32, 16, 8)
-
-
-class WrongTap(Protocol):
-    """What is asked of a case (ext/explain/case.py)."""
-
-    @property
-    def tap(self) -> Tap: ...
-
-    @property
-    def engine(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -303,18 +291,3 @@ def seen_in(attention: Attention) -> tuple[list[Seen], int]:
     if any(found.values()):
         found |= {row: seen_by(attention.query(row)) for row in some if row not in found}
     return [seen for row in some if (seen := found.get(row)) is not None], len(some)
-
-
-def seen_keys(case: WrongTap, sure: bool) -> tuple[Fact, ...]:
-    """What the queries of a layer saw whose output is off. Unless that is ``sure``, it is told of all or of none."""
-    from llamadiff.ext.rows.seen_words import sentence
-
-    engine, layer = case.engine, case.tap.layer
-    if case.tap.kind.word != OUTPUT or layer is None or not isinstance(engine, RowEngine):
-        return ()
-    if layer not in engine.seen:
-        attention = attention_of(engine.model, layer, engine.traces, engine.kept)
-        engine.seen[layer] = ([], 0) if attention is None else seen_in(attention)
-    seen, count = engine.seen[layer]
-    told = seen and (sure or len(seen) == count)
-    return (Fact("keys seen", sentence(seen, count)),) if told else ()

@@ -8,12 +8,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import gcd
+from typing import Any, Protocol
 
 from llamadiff.ext.rows.choose import in_words
-from llamadiff.ext.rows.seen import PAGES, Seen
+from llamadiff.ext.rows.row_engine import RowEngine
+from llamadiff.ext.rows.seen import OUTPUT, PAGES, Seen, attention_of, seen_in
+from llamadiff.judge.fact import Fact
+from llamadiff.trace.taps import Tap
 
 FEW = 3  # queries that are named one by one
 PARTS = 4  # runs of keys that are listed
+
+
+class WrongTap(Protocol):
+    """What is asked of a case (ext/explain/case.py)."""
+
+    @property
+    def tap(self) -> Tap: ...
+
+    @property
+    def engine(self) -> Any: ...
+
+
+def seen_keys(case: WrongTap, sure: bool) -> tuple[Fact, ...]:
+    """What the queries of a layer saw whose output is off. Unless that is ``sure``, it is told of all or of none."""
+    engine, layer = case.engine, case.tap.layer
+    if case.tap.kind.word != OUTPUT or layer is None or not isinstance(engine, RowEngine):
+        return ()
+    if layer not in engine.seen:
+        attention = attention_of(engine.model, layer, engine.traces, engine.kept)
+        engine.seen[layer] = ([], 0) if attention is None else seen_in(attention)
+    seen, count = engine.seen[layer]
+    told = seen and (sure or len(seen) == count)
+    return (Fact("keys seen", sentence(seen, count)),) if told else ()
 
 
 def sentence(seen: Sequence[Seen], looked_at: int) -> str:

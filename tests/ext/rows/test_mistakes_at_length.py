@@ -29,7 +29,7 @@ SAID = {
     "wide_window_one_more": "see the last 4097 keys alone, their own included, where the last 4096 are right",
     "window_everywhere": "see the last 128 keys alone, their own included, where all are right",
     "window_of_the_other_layers": "see all keys up to their own, where the last 128 are right",
-    "ring_one_too_small": "token 256 does not see key 129|token 2048 does not see key 1921",
+    "ring_one_too_small": "position 256 does not see key 129|position 2048 does not see key 1921",
     "oldest_dropped": "see the last (500|4100) keys alone, their own included, where all are right",
     "sinks_and_a_window": "see the first 4 keys and the last 300 alone, where all are right",
     "mask_from_the_chunks_start": "see keys only up to their place in a chunk of (256|2048)",
