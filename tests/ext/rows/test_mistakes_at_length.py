@@ -22,7 +22,7 @@ SAID = {
     "second_chunk_not_rotated": "does not rotate at all, for tokens (256 to 511|2048 to 4095) alone",
     "yarn_magnitude_missing": "leaves out the attention factor; this model multiplies cos and sin by 1.139",
     "yarn_magnitude_of_q_alone": "leaves out the attention factor; this model multiplies cos and sin by 1.139",
-    "linear_missing": "every token is rotated by its position times 4",
+    "linear_missing": "ignores the scaling by 4 that the file asks for",
     "window_ignored": "see all keys up to their own, where the last 128 are right",
     "window_one_more": "see the last 129 keys alone, their own included, where the last 128 are right",
     "window_one_fewer": "see the last 127 keys alone, their own included, where the last 128 are right",
