@@ -14,7 +14,7 @@ from llamadiff.engines.capture_request import request_for
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.own_graph import own_graph
 from llamadiff.engines.run_spec import How, Run
-from llamadiff.ext.rows.choose import AUTO, has_gaps, in_words
+from llamadiff.ext.rows.choose import ALL, AUTO, has_gaps, in_words
 from llamadiff.ext.rows.row_engine import RowModel, keys_of, words_of
 from llamadiff.ext.rows.row_reader import RowReader
 from llamadiff.llamacpp.capture import read_run
@@ -53,18 +53,28 @@ def is_of_rows(candidate: CandidateSpec | None) -> bool:
 def compare_rows(
     model: str | Path, candidate: CandidateSpec | None, run: Run, how: How, folder: Path, child: Child
 ) -> Comparison:
-    """Judge some rows of a run. Raises UserError for whatever a user can mend."""
+    """Judge some rows of a run; all of them where the model cannot be judged so, and nobody asked for it.
+
+    Raises UserError for whatever a user can mend.
+    """
     from llamadiff.verbs.judging import judge
+    from llamadiff.verbs.verbs import compare
 
     brought = read_candidate(candidate, how, run.settings.place)
     if run.prompt is None and not run.tokens:
         raise UserError(f"{candidate}: has some rows of a prompt: give the whole prompt too, or --tokens with all ids")
     settings = replace(run.settings, type_k=_half(run.settings.type_k), type_v=_half(run.settings.type_v))
+    try:
+        engine = RowModel(ModelFile(model, settings=settings))
+        kept = keys_of(engine)
+    except UserError:
+        if how.rows is not None or is_of_rows(candidate):
+            raise
+        return compare(model, run, candidate, replace(how, rows=ALL), folder, child)
     run, how = replace(run, settings=settings), replace(how, partial=how.partial or run.is_partial)
-    engine = RowModel(ModelFile(model, settings=settings))
     request = replace(
         request_for(engine, run, folder / "baseline.safetensors"),
-        rows=_asked(how, engine, brought), everywhere=tuple(keys_of(engine)), way=replace(PLAIN, observer=OBSERVER),
+        rows=_asked(how, engine, brought), everywhere=tuple(kept), way=replace(PLAIN, observer=OBSERVER),
     )  # fmt: skip
     asked = [name for name in request.wanted or () if not name.startswith(SCORES)]
     request = replace(request, wanted=tuple(dict.fromkeys([*asked, *request.everywhere])))

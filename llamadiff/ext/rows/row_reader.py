@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -62,13 +61,9 @@ class RowReader(TapReader):
     def info(self) -> Info:
         info, rows = super().info(), [int(row) for row in self.rows_wanted]
         tokens, positions = ([side[row] for row in rows] for side in (info.tokens, info.positions))
-        said, n = (
-            {**info.producer, "rows": {"of": len(info.tokens), "chosen": self.request.rows}},
-            sum(row < info.n_prefill for row in rows),
-        )
-        return replace(
-            info, tokens=tuple(tokens), positions=tuple(positions), n_prefill=n, batches=(), producer=said
-        )  # fmt: skip
+        said = {**info.producer, "rows": {"of": len(info.tokens), "chosen": self.request.rows}}
+        prompt = sum(row < info.n_prefill for row in rows)
+        return Info(tuple(tokens), tuple(positions), prompt, info.prompt, said, info.model)
 
     @property
     def path(self) -> Path:

@@ -15,6 +15,7 @@ from models.small import write_model
 
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.rows import choose
 from llamadiff.ext.rows.choose import BESIDE, FIRST, LAST, chosen, in_words, is_asked, ranges
 from llamadiff.ext.rows.positions import looked_at
 from llamadiff.llamacpp.request import Settings
@@ -188,6 +189,13 @@ def test_what_is_lacking_is_said_in_one_line(long_model, tmp_path):
 def test_a_model_that_keeps_something_else_is_refused(long_model):
     with pytest.raises(UserError, match="--rows goes by K and V of all tokens, and mamba2 keeps something else"):
         compare(long_model("mamba2"), Run(tokens=IDS), how=HOW)
+
+
+def test_without_being_asked_all_rows_of_such_a_model_are_judged(long_model, monkeypatch):
+    monkeypatch.setattr(choose, "LONG", 100)
+    result = compare(long_model("mamba2"), Run(tokens=IDS[:130]))
+    assert (result.verdict, len(result.tokens)) == ("match", 130)
+    assert len(compare(long_model(), Run(tokens=IDS)).tokens) < len(IDS)
 
 
 def test_a_command_is_told_which_rows_to_dump(long_model, tmp_path):
