@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")  # whose engine they run
+
 from proof.unknown import report
 from proof.unknown.fault import Fault
 from proof.unknown.shown import FAULTS
