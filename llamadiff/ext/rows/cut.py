@@ -22,7 +22,7 @@ def kept_of(trace: Trace, engine: RowModel, whose: str) -> Trace:
 
     Raises UserError if it lacks some.
     """
-    last = trace.info.positions[-1] + 1
+    last = max(trace.info.positions) + 1
     arrays = dict[str, Array]()
     for made, kept in keys_of(engine).items():
         found = next((name for name in (kept, made) if name in trace and len(trace[name]) >= last), None)

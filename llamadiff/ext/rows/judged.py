@@ -43,7 +43,8 @@ def some_rows(model: Runnable, baseline: Trace, candidate: Trace | None) -> Some
 
     def finished(result: Comparison) -> Comparison:
         strange = strange_rows(kept, positions) if candidate is not None and is_right(result.verdict) else None
-        return in_tokens(result if strange is None else _with_check(result, strange), positions, note)
+        result = in_tokens(result, positions, note)  # a check of all tokens speaks of tokens already
+        return result if strange is None else _with_check(result, strange)
 
     return SomeRows(engine, alone, candidate, finished)
 

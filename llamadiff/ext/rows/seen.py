@@ -141,14 +141,14 @@ class Query:
         """What of the gap's square sums over what was seen leave."""
         return np.asarray(np.square(pulls).sum(axis=-1) / np.square(self.gap).sum())
 
-    def told(self, lacks: Array | tuple[int, ...] = (), adds: Array | tuple[int, ...] = (), **more: Any) -> Seen:
+    def as_seen(self, lacks: Array | tuple[int, ...] = (), adds: Array | tuple[int, ...] = (), **more: Any) -> Seen:
         """What was found."""
         return Seen(self.position, self.right, tuple(map(int, lacks)), tuple(map(int, adds)), **more)
 
     def of_run(self, start: int, stop: int) -> Seen:
         """That a run of keys was seen and no others."""
         keys, right = np.arange(start, stop), np.arange(self.right.start, self.right.stop)
-        return self.told(np.setdiff1d(right, keys), np.setdiff1d(keys, right))
+        return self.as_seen(np.setdiff1d(right, keys), np.setdiff1d(keys, right))
 
 
 def seen_by(query: Query) -> Seen | None:
@@ -171,12 +171,12 @@ def _up_to_a_key(q: Query) -> Iterator[Seen]:
     yield from _best(q, means, lambda n: q.of_run(start, start + 1 + n))
 
 
-def _best(q: Query, means: Array, told: Callable[[int], Seen]) -> Iterator[Seen]:
+def _best(q: Query, means: Array, seen_at: Callable[[int], Seen]) -> Iterator[Seen]:
     """The set of keys that comes nearest, if it comes near; of several the first, which are the fewest."""
     left = q.left(means)
     best = int(left.argmin())
     if left[best] <= LEFT:
-        yield told(best)
+        yield seen_at(best)
 
 
 def _zeros(q: Query) -> Iterator[Seen]:
@@ -184,7 +184,7 @@ def _zeros(q: Query) -> Iterator[Seen]:
     each = (q.one * q.out).reshape(-1)
     count = round(float(q.gap @ each / max(float(each @ each), 1e-300)))
     if count > 0 and q.left(q.gap - count * each) <= LEFT:
-        yield q.told(zeros=count)
+        yield q.as_seen(zeros=count)
 
 
 def _lacking_run(q: Query) -> Iterator[Seen]:
@@ -196,7 +196,7 @@ def _lacking_run(q: Query) -> Iterator[Seen]:
             if a < b and q.left(q.mean(rest, weights[-1] - weights[0] - weights[b] + weights[a])) <= LEFT:
                 before = np.arange(start, q.right.start)
                 run = np.arange(start + a, start + b)
-                yield q.told(run[run >= q.right.start], np.setdiff1d(before, run))
+                yield q.as_seen(run[run >= q.right.start], np.setdiff1d(before, run))
                 return
 
 
@@ -238,7 +238,7 @@ def _single_keys(q: Query) -> Iterator[Seen]:
         if q.left(q.mean(rest, seen)) <= LEFT:
             if np.abs(times - 1).max() <= WHOLE:
                 keys = np.array(sorted(chosen))
-                yield q.told(keys[sign[keys] > 0], keys[sign[keys] < 0])
+                yield q.as_seen(keys[sign[keys] > 0], keys[sign[keys] < 0])
             return
 
 
@@ -252,7 +252,7 @@ def _pages(q: Query) -> Iterator[Seen]:
             for a, b in _pairs(pages - q.gap, pages):
                 there = starts[a] == last or length == size
                 if there and starts[a] + length <= q.right.stop and q.left(q.gap - pages[a] + pages[b]) <= LEFT:
-                    yield q.told(page=(int(starts[a]), int(starts[b]), length))
+                    yield q.as_seen(page=(int(starts[a]), int(starts[b]), length))
                     return
 
 

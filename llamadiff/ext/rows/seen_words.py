@@ -39,8 +39,8 @@ def seen_keys(case: WrongTap, sure: bool) -> tuple[Fact, ...]:
         attention = attention_of(engine.model, layer, engine.traces, engine.kept)
         engine.seen[layer] = ([], 0) if attention is None else seen_in(attention)
     seen, count = engine.seen[layer]
-    told = seen and (sure or len(seen) == count)
-    return (Fact("keys seen", sentence(seen, count)),) if told else ()
+    explains = seen and (sure or len(seen) == count)
+    return (Fact("keys seen", sentence(seen, count)),) if explains else ()
 
 
 def sentence(seen: Sequence[Seen], looked_at: int) -> str:
