@@ -8,8 +8,6 @@ from optional import needs_slices
 from typer.main import get_command
 
 from llamadiff.cli.app import app
-from llamadiff.ext.state.variants import STAND_IN
-from llamadiff.ext.state.variation import KEYS, varied
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.shipped import shipped_model
@@ -53,8 +51,10 @@ def ways(name):
     return [each for each in words if name not in NEEDED or each[0] != "--output"]
 
 
-@needs_slices("loss", "port")
+@needs_slices("loss", "port", "state")
 def test_every_option_and_key_is_in_the_tables():
+    from llamadiff.ext.state.variation import KEYS  # a slice: others here need it not
+
     assert len(PROMPTED) >= 6
     options = {option.opts[-1] for name in PROMPTED for option in COMMANDS[name].params if option.opts[0][0] == "-"}
     assert options == {*VALUES}
@@ -92,9 +92,13 @@ def test_a_text_is_answered_as_its_ids_are(name, tmp_path):
         assert codes[0] == codes[1], option
 
 
+@needs_slices("state")
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_every_way_runs_any_number_of_tokens_once(count):
     """A text that nobody has tokenized yet is one of them."""
+    from llamadiff.ext.state.variants import STAND_IN
+    from llamadiff.ext.state.variation import varied
+
     request = Request("m", tokens=tuple(range(1, count + 1)) if count > 1 else STAND_IN)
     for key, value in WAYS.items():
         steps = varied(request, f"{key}={value}").way.steps if value else ()

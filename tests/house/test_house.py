@@ -13,7 +13,8 @@ import pytest
 from llamaref import ARCHITECTURES, Engine, ModelError, models
 from models.small import write_model
 from optional import needs_slices
-from places import ROOT
+from places import ROOT, TESTS
+from tools.without import CORE as CORE_TESTS
 
 from llamadiff import api, plugins
 from llamadiff.candidates.reference import record
@@ -159,6 +160,23 @@ def into_slices(path):
 
 def test_the_core_imports_no_slice():
     assert offenders(into_slices) == {}
+
+
+def slices_at_collection(path):
+    """The slices that a test of the core imports before anybody can skip it, itself or by its helpers."""
+    for node in tree(path).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            helper = TESTS / f"{node.module.replace('.', '/')}.py"
+            if slice_of(node.module) is not None:
+                yield node.module
+            elif helper.is_file():
+                yield from slices_at_collection(helper)
+
+
+def test_the_cores_tests_are_collected_without_slices():
+    files = [path for folder in CORE_TESTS for path in (TESTS / folder).rglob("test_*.py")]
+    assert len(files) > 50
+    assert {name(path): found for path in files if (found := list(slices_at_collection(path)))} == {}
 
 
 def beyond_its_needs(path):
