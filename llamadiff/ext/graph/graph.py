@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -109,6 +110,17 @@ class Graph:
             elif self._shown(masks, number):
                 given[number] = np.full_like(values, np.nan)
         return replace(self, given=given)
+
+    def in_room(self, n_ctx: int) -> Graph:
+        """The same in a context of so many tokens (0: as it is), by which llama.cpp chooses LongRoPE's factors."""
+        original = max(
+            (struct.unpack_from("<i", node.params, 16)[0] for node in self.nodes if node.op == "ROPE"), default=0
+        )
+        if not n_ctx or not original:
+            return self
+        side = "long" if n_ctx > original else "short"
+        named = {each: re.sub("(?<=^rope_factors_)(long|short)", side, leaf.name) for each, leaf in self.leaves.items()}
+        return replace(self, leaves={each: replace(leaf, name=named[each]) for each, leaf in self.leaves.items()})
 
     def _shown(self, masks: Collection[int | None], number: int) -> bool:
         """Whether a leaf is a mask, or is cast to one (flash attention's, float16)."""

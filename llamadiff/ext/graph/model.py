@@ -18,6 +18,7 @@ from llamadiff.engines.run_spec import Run
 from llamadiff.ext.graph.engine import GraphEngine
 from llamadiff.ext.graph.graph import GRAPH, Graph, GraphNode, tap_shape
 from llamadiff.ext.graph.readers import GraphReader
+from llamadiff.judge.settings import settings_of
 from llamadiff.llamacpp.capture import capture, read_run, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request, Settings
@@ -112,11 +113,13 @@ def graph_of_run(
 
     ``child``: the process that made the trace, to be asked once more. None where it cannot.
     """
-    return kept_graph(model, trace) or _asked_for(model, trace.info, progress, place or Settings(), child)
+    kept, n_ctx = kept_graph(model, trace), settings_of(trace).get("n_ctx")
+    room = n_ctx if isinstance(n_ctx, int) else 0
+    return kept or _asked_for(model, trace.info, room, progress, place or Settings(), child)
 
 
 def _asked_for(
-    model: ModelFile, info: Info, progress: Progress, settings: Settings, child: Child | None
+    model: ModelFile, info: Info, n_ctx: int, progress: Progress, settings: Settings, child: Child | None
 ) -> GraphModel | None:
     first = info.positions[0] if info.positions else 0
     has_gaps = list(info.positions) != list(range(first, first + len(info.positions)))  # llama.cpp runs no such batch
@@ -130,7 +133,7 @@ def _asked_for(
             path = Path(folder) / "graph"
             request = text_request(model, Run(tokens=info.tokens, settings=settings), path)
             read_run(replace(request, first=first, graph=str(path), output=None), progress, child, GraphReader)
-            graph = Graph.read(path)
+            graph = Graph.read(path).in_room(n_ctx)
             return GraphModel(model.path, graph.at(info.positions) if has_gaps else graph, settings)
     except UserError:
         return None

@@ -9,7 +9,18 @@ from functools import partial
 
 import numpy as np
 
-from llamadiff.ext.explain.alter import after, changed, gives, instead, plus, through, with_float, with_int, with_source
+from llamadiff.ext.explain.alter import (
+    after,
+    changed,
+    gives,
+    instead,
+    plus,
+    through,
+    with_float,
+    with_int,
+    with_source,
+    with_weight,
+)
 from llamadiff.ext.explain.case import Array, Recording
 from llamadiff.ext.explain.registry import Constant, Edit, at_nodes
 from llamadiff.ext.explain.site import Site
@@ -20,6 +31,7 @@ from llamadiff.ext.graph.op import Op, Operand
 from llamadiff.ext.graph.ops.rope import MROPE, NEOX, Parameters, yarn_ramp
 
 SCALING = "shainet#111, mlxcel#1355, imp#880"  # who had bugs of scaled positions
+ORIGINAL = tuple(1 << n for n in range(10, 21))  # contexts, in tokens, that models are trained with
 DIMS, MODE, BASE, SCALE, EXT, ATTN = 1, 2, 5, 6, 7, 8  # places among the parameters
 
 
@@ -103,6 +115,29 @@ def rope_scaling_doubled(site: Site) -> Iterator[Edit]:
         says, fix = f"divides positions by {1 / scale:g} twice", f"divide positions by {1 / scale:g} once"
         yield Edit(with_float(p6=scale * scale), says, fix=fix)
         yield Edit(with_source(1, lambda n: n.x(1) * scale), says, "first", fix=fix)
+    s = Parameters.of(site.ints, site.floats)
+    if s.ext_factor:
+        says = "scales frequencies by YaRN twice"
+        yield Edit(_with_factors(1 / _kept(s)), says, "YaRN", fix=_fix(scale, s.ext_factor))
+
+
+def _kept(s: Parameters) -> Array:
+    """What YaRN leaves of each pair's frequency, in ggml: [pair]."""
+    low, high = s.yarn_range
+    ramp = yarn_ramp(s.n_dims // 2, math.floor(low), math.ceil(high))
+    return np.asarray(s.scale + (1 - s.scale) * s.ext_factor * ramp)
+
+
+@at_nodes("ROPE", fix="read rope.scaling.original_context_length, not context_length", source=SCALING)
+def rope_yarn_original(site: Site) -> Iterator[Edit]:
+    """YaRN's original context is not the file's."""
+    s = Parameters.of(site.ints, site.floats)
+    for length in ORIGINAL if s.ext_factor else ():
+        other = _kept(replace(s, n_ctx_orig=length))
+        if length != s.n_ctx_orig and not np.array_equal(_kept(s), other):
+            says = f"blends YaRN's frequencies as of an original context of {length}, where {s.n_ctx_orig} is right"
+            fix = f"take {s.n_ctx_orig}, rope.scaling.original_context_length of the file"
+            yield Edit(_with_factors(_kept(s) / other), says, f"{length}", fix=fix)
 
 
 @at_nodes(
@@ -149,15 +184,26 @@ def rope_yarn_unrounded(site: Site) -> Iterator[Edit]:
     s = Parameters.of(site.ints, site.floats)
     if not s.ext_factor:
         return
-    (low, high), half = s.yarn_range, s.n_dims // 2
-    own, other = yarn_ramp(half, math.floor(low), math.ceil(high)), yarn_ramp(half, low, high)
-    if np.array_equal(own, other):
+    low, high = s.yarn_range
+    kept = _kept(s)
+    keeps = s.scale + (1 - s.scale) * s.ext_factor * yarn_ramp(s.n_dims // 2, low, high)
+    if np.array_equal(kept, keeps):
         return
-    kept, keeps = (s.scale + (1 - s.scale) * s.ext_factor * ramp for ramp in (own, other))
     pairs = f"{math.floor(low)} to {math.ceil(high)}"
     says = f"blends YaRN's frequencies over pairs {low:.2f} to {high:.2f}; this model rounds these to {pairs}"
     fix = f"blend over pairs {pairs}, as llama.cpp does; truncate = false in a config.json asks for what you have"
     yield Edit(_with_factors(kept / keeps), says, fix=fix)
+
+
+@at_nodes("ROPE", fix="choose LongRoPE's factors by the context's length, for all tokens", source=SCALING)
+def rope_long_factors(site: Site) -> Iterator[Edit]:
+    """LongRoPE's factors are those of a short context in a long one, or the other way round."""
+    name = site.weight(2)
+    for own, other in (("long", "short"), ("short", "long")):
+        if name.startswith(f"rope_factors_{own}"):
+            says = f"takes LongRoPE's factors of a {other} context ({name.replace(own, other)}), where {name} is right"
+            fix = f"take {name}: the context is {'longer' if own == 'long' else 'no longer'} than the original one"
+            yield Edit(with_weight(site, 2, name.replace(own, other)), says, fix=fix)
 
 
 @at_nodes("ROPE", fix="divide frequencies by rope_freqs.weight", source=SCALING)

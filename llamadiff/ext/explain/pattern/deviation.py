@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,11 @@ class Deviation:
         if len(names) < 2:
             return "channel"
         return PART_WORDS.get(names[0], "part" if names[0].isdecimal() else names[0].split("_")[-1])
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether tokens between these were not looked at."""
+        return any(after - before > 1 for before, after in pairwise(self.positions))
 
     @cached_property
     def finite(self) -> bool:

@@ -64,22 +64,60 @@ def other_axes(d: Deviation) -> Iterator[Fact]:
 
 
 def other_rows(d: Deviation) -> Iterator[Fact]:
-    """Tokens that have the values of other tokens."""
+    """Tokens that have the values of other tokens: all that are wrong, or those whose other was looked at."""
     n = len(d.recorded)
     if not d.finite or not 1 < n <= MOST_ROWS or not d.bad_rows.any():
         return
     near = _distances(d.recorded.reshape(n, -1), d.expected.reshape(n, -1))
     source = np.where(d.bad_rows, near.argmin(axis=1), np.arange(n))
     if (near[np.arange(n), source] > SAME)[d.bad_rows].any() or not d.explained_by(d.expected[source]):
+        if d.has_gaps:
+            yield from _as_far_as_seen(d, near)
         return
     moved = np.flatnonzero(source != np.arange(n))
     steps = source[moved] - moved
-    if len(moved) > 1 and len(moved) >= n - 1 and (steps == steps[0]).all():
-        far = f"{abs(steps[0])} " if abs(steps[0]) > 1 else ""
-        says = f"every token has the values of the one {far}{'before' if steps[0] < 0 else 'after'} it"
+    if len(moved) > 1 and len(moved) >= n - 1 and (steps == steps[0]).all() and not d.has_gaps:
+        says = f"every token has the values of the one {_steps(int(steps[0]))} it"
     else:
         says = listed([f"token {i} has the values of token {source[i]}" for i in moved])
     yield Fact("rows", says, tuple(int(i) for i in source))
+
+
+def _as_far_as_seen(d: Deviation, near: Array) -> Iterator[Fact]:
+    """Wrong tokens that have the values of others, where those of some were not looked at.
+
+    One step back or on, if all whose other was looked at bear it out; or else each for itself.
+    """
+    positions = np.array(d.positions)
+    step = positions[None, :] - positions[:, None]
+    wrong = d.bad_rows & (near.diagonal() > SAME)
+    told = wrong[:, None] & (step != 0) & ~_alike(d.expected)
+    there = told & (near <= SAME)
+    counts = {
+        int(by): (int((there & (step == by)).sum()), int((told & (step == by)).sum())) for by in np.unique(step[there])
+    }
+    full = {by: found for by, (found, seen) in counts.items() if found == seen >= LEAST_ROWS}
+    moved = np.flatnonzero(there.any(axis=1))
+    if full:
+        by = max(full, key=lambda each: (full[each], -abs(each)))
+        says = f"wrong tokens have the values of the one {_steps(by)} them, as far as that was looked at"
+        yield Fact("rows", f"{says} ({full[by]} of {wrong.sum()})", (by, full[by]))
+    elif len(moved) >= LEAST_ROWS:
+        source = np.where(there, near, np.inf).argmin(axis=1)
+        each = listed([f"token {i} those of token {source[i]}" for i in moved])
+        says = f"wrong tokens have the values of others, as far as those were looked at ({len(moved)} of {wrong.sum()})"
+        yield Fact("rows", f"{says}: {each}", (*map(int, moved), *map(int, source[moved])))
+
+
+def _alike(x: Array) -> Array:
+    """Which rows are one another's likes: [row, row]."""
+    flat = x.reshape(len(x), -1)
+    return _distances(flat, flat) <= SAME
+
+
+def _steps(by: int) -> str:
+    """``before``, ``3 after``."""
+    return f"{abs(by)} {'before' if by < 0 else 'after'}" if abs(by) > 1 else "before" if by < 0 else "after"
 
 
 def other_channels(d: Deviation) -> Iterator[Fact]:

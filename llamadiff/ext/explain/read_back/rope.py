@@ -128,15 +128,18 @@ def complex_pairs(x: Array, n_rot: int, in_pairs: bool) -> Array:
 
 
 def _frequencies(table: Array, positions: Array) -> Array:
-    """Each pair's turn from one position to the next, told ever more finely by tokens further apart."""
-    turn = np.zeros(table.shape[1])
-    lag = 1
-    while lag < len(table):
-        step = (positions[lag:] - positions[:-lag])[:, None]
-        if not (step == lag).all():
-            break
-        seen = (table[lag:] * table[:-lag].conj() * np.exp(-1j * turn * step)).sum(axis=0)
-        turn = turn + np.angle(seen) / lag
+    """Each pair's turn from one position to the next, told ever more finely by tokens further apart: [pair]."""
+    order = np.argsort(positions, kind="stable")
+    table, positions = table[order], positions[order]
+    turn, lag = np.zeros(table.shape[1]), 1
+    while lag < 2 * (positions[-1] - positions[0]):
+        other = np.searchsorted(positions, positions + lag, side="right") - 1
+        near = np.flatnonzero(2 * (positions[other] - positions) > lag)
+        step, product = (positions[other] - positions)[near, None], table[other[near]] * table[near].conj()
+        if len(near):
+            weight = step * np.abs(product)
+            further = np.angle(product * np.exp(-1j * turn * step))
+            turn = turn + (weight * further).sum(axis=0) / np.maximum((weight * step).sum(axis=0), 1e-300)
         lag *= 2
     return turn
 
