@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, dropwhile
 from typing import Any
 
 from numpy.typing import NDArray
@@ -29,9 +29,11 @@ class Schedule:
 
     def __init__(self, replay: Replay, model: Runnable, info: Info) -> None:
         self.replay, self.every, self.sources = replay, replay.lanes, replay.sources
-        self._new_step = partial(model.engine.step, info.tokens, info.positions, tap=replay)
+        self._taps, self._new_step = model.taps, partial(model.engine.step, info.tokens, info.positions, tap=replay)
         self._apart: dict[tuple[str, str], Mapping[str, float]] = {}  # by source and word, as all lanes showed it once
-        self._kept: dict[str, set[str]] = {name: set() for name in self.sources}  # policies that are not left out again
+        self._kept: dict[
+            tuple[str, str], set[str]
+        ] = {}  # the same -> policies that are not left out while such taps come
         self._judged = 0  # findings before the present part
 
     def run(self, parts: Sequence[Part], first: Sequence[Lane] | None = None) -> Array:
@@ -97,7 +99,7 @@ class Schedule:
                 able = {lane for lane in own if _might(measured.nmse, apart, lane, tried)}
                 wanted |= able & missing
                 if not able & missing:  # nor did these fit: they might, elsewhere
-                    self._kept[name] |= {lane.policy for lane in able}
+                    self._kept.setdefault(kind, set()).update(lane.policy for lane in able)
         return wanted
 
     def _needed_lanes(self, source: Source, part: Part) -> list[Lane]:
@@ -109,7 +111,9 @@ class Schedule:
         needed = {policies for phases in shown for policies in phases if policies}
         if not needed:
             return own
-        policies = {*_cover([lane.policy for lane in own], needed)} | self._kept[source.name]
+        to_come = {tap.kind.word for tap in dropwhile(lambda tap: tap.name != part.end, self._taps)}
+        kept = [policies for kind, policies in self._kept.items() if kind[0] == source.name and kind[1] in to_come]
+        policies = {*_cover([lane.policy for lane in own], needed)}.union(*kept)
         if source.reading:  # which fits nothing to the last bit, and is the engine's all the same
             policies |= {own[0].policy, READ, READ_PERTURBED}
         return [lane for lane in own if lane.policy in policies]

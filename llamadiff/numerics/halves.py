@@ -10,10 +10,17 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
+NORMAL = 2.0**-14  # the smallest normal number of float16; NumPy takes twenty times as long for one below
+
+
 def round_f16(x: Array) -> Array:
     """Through float16, nearest even."""
+    small, step = np.abs(x) < NORMAL, x.dtype.type(1.5 * 2.0 ** (np.finfo(x.dtype).nmant - 24))
     with np.errstate(over="ignore"):
-        return np.asarray(x.astype(np.float16).astype(x.dtype))
+        y = np.asarray(np.where(small, x.dtype.type(0), x).astype(np.float16).astype(x.dtype))
+    # small ones are multiples of 2^-24: beside the step there is no place for bits below, and it is taken off again
+    np.copyto(y, np.copysign(x + step - step, x), where=small)
+    return y
 
 
 def round_bf16(x: Array) -> Array:

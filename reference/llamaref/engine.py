@@ -424,6 +424,8 @@ class Engine:
         out = np.empty((b, t, h * values.shape[-1]), q.dtype)
         ordered = bool((np.diff(step.key_positions) >= 0).all())
         rows = max(1, SCORES // (4 * b * h * len(step.key_positions)))
+        # V is rounded once, beside the probabilities of no query
+        _, values = step.tap.operands("cache_v", np.empty((b, h, 0, values.shape[1]), q.dtype), values)
 
         def attend(start: int) -> None:
             some, there = slice(start, start + rows), step.key_positions
@@ -431,8 +433,8 @@ class Engine:
             if ordered:
                 there = there[: np.searchsorted(there, here.max(), "right")]
             scores = self.scores(q[:, some], keys[:, : len(there)], step.tap, start)
-            probs, mixed = step.tap.operands("cache_v", probabilities(scores, here, there), values[:, : len(there)])
-            out[:, some] = self.values(probs, mixed, step.tap, start)
+            (probs,) = step.tap.operands("cache_v", probabilities(scores, here, there))
+            out[:, some] = self.values(probs, values[:, : len(there)], step.tap, start)
 
         list(self.w.map(attend, range(0, t, rows)))
         return out

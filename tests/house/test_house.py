@@ -37,7 +37,7 @@ def tree(path):
 # -- the core and its slices -------------------------------------------------------------------------------------------
 
 EXT = "llamadiff.ext."
-CORE_LINES = 21_050  # of Python in the core; it goes down, and 18,000 are the aim
+CORE_LINES = 21_030  # of Python in the core; it goes down, and 18,000 are the aim
 SLICES = sorted(path.parent.name for path in (ROOT / "llamadiff/ext").glob("*/__init__.py"))
 ALLOWED = {
     "llama_cpp": ("llamadiff/llamacpp/",),

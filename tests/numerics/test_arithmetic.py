@@ -24,6 +24,15 @@ def test_16_bit_roundings():
     assert np.isinf(halves.round_f16(np.array([1e6], np.float32))).all()
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_float16_is_rounded_to_the_nearest_even_number_down_to_its_smallest(kind):
+    every = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(kind)
+    ties = (every[:-1] + every[1:]) / 2
+    x = np.concatenate([every, ties, np.nextafter(ties, kind(0)), np.nextafter(ties, kind(1e9)), [0.0, np.inf]])
+    x = np.concatenate([x, -x]).astype(kind)
+    assert halves.round_f16(x).tobytes() == x.astype(np.float16).astype(kind).tobytes()
+
+
 def test_q8_0_is_gguf_pys_up_to_ties():
     quantized = gguf.quants.quantize(X, gguf.GGMLQuantizationType.Q8_0)
     expected = gguf.quants.dequantize(quantized, gguf.GGMLQuantizationType.Q8_0)

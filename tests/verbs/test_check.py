@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import shlex
 import sys
 import xml.etree.ElementTree as ET
@@ -30,7 +29,6 @@ from llamadiff.engines.run_spec import USUAL
 from llamadiff.report.check_lines import MOST, Annotation, annotations_of, put_check, shown_ten
 from llamadiff.report.terminal.page import Page
 from llamadiff.report.terminal.report import make_console
-from llamadiff.result.logits import over_positions, percentile_99
 from llamadiff.trace.writer import rewrite
 from llamadiff.verbs.check_traces import Checked, check_each, traces_in
 from llamadiff.verbs.verbs import check
@@ -223,21 +221,6 @@ def test_another_model_is_refused_with_both_values(captures, small_model):
     old, new = (Trace.open(captures / "a.safetensors").info.model["sha256"][:12], f"{small_model()} is another (sha256")
     assert all(old in line and new in line for line in done.stderr.splitlines())
     assert len(done.stderr.splitlines()) == 2
-
-
-def test_statistics_over_positions_are_those_of_their_names():
-    b = np.log(np.array([[0.7, 0.2, 0.1], [0.5, 0.5, 1e-9], [0.1, 0.2, 0.7]]))
-    c = np.log(np.array([[0.7, 0.2, 0.1], [0.4, 0.6, 1e-9], [0.6, 0.2, 0.2]]))
-    p = over_positions(b, c)
-    kl = [0.0, 0.5 * math.log(0.5 / 0.4) + 0.5 * math.log(0.5 / 0.6), 0.1 * math.log(1 / 6) + 0.7 * math.log(3.5)]
-    assert p.kl_mean == pytest.approx(np.mean(kl))
-    assert (p.kl_worst, p.worst_at) == (pytest.approx(kl[2]), 2)
-    assert p.regret_worst == pytest.approx(math.log(7))  # 0.7 was to be had, 0.1 was taken
-    assert p.regret_mean == pytest.approx(math.log(7) / 3)  # of two that are equal, either may be taken
-    assert p.agreeing == 2
-    assert percentile_99(range(1, 101)) == 99
-    assert percentile_99(range(1, 51)) == 50
-    assert over_positions(b, np.full_like(b, np.nan)) is None
 
 
 # -- for machines

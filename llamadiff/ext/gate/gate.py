@@ -17,6 +17,7 @@ import numpy as np
 
 from llamadiff.engines.model_file import Runnable
 from llamadiff.engines.run_spec import Gate
+from llamadiff.ext.gate.positions import divergences, over_positions, percentile_99
 from llamadiff.judge.finding import Finding
 from llamadiff.judge.lanes import Source
 from llamadiff.judge.preflight.checks import Check
@@ -26,7 +27,7 @@ from llamadiff.numerics import tolerances
 from llamadiff.numerics.policies import F32, NATIVE, POLICIES
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.result.comparison import Comparison
-from llamadiff.result.logits import Positions, divergences, logit_rows, over_positions, percentile_99
+from llamadiff.result.logits import Positions, logit_rows
 from llamadiff.trace.metadata import Info
 from llamadiff.trace.taps import LOGITS
 

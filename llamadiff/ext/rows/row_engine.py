@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llamaref import Engine, Weights
 from llamaref import Tap as EngineTap
 from llamaref.config import Rope
-from llamaref.engine import Cache, Step
+from llamaref.engine import Cache, Scoring, Step
 from llamaref.sums import Matrices, WeightProduct
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.reference_model import Model
 from llamadiff.ext.rows.choose import AUTO, ranges
+from llamadiff.judge.replay import Replay
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
 from llamadiff.trace.reader import Trace
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Array = NDArray[Any]
 KEPT = ("kv_k", "kv_v")
@@ -90,6 +94,23 @@ class RowEngine(Engine):
         everyone = np.arange(int(here[-1]) + 1)
         return replace(step, key_positions=everyone, cache=_Kept(self.kept, here, tap), tap=_OwnRows(tap, here))
 
+    def attention(self, i: int, q: Array, k: Array, v: Array, step: Step, **scoring: Unpack[Scoring]) -> Array:
+        """One lane after the other, so that K and V of all tokens are there for one at a time."""
+        assert isinstance(step.tap, _OwnRows)
+        tap = step.tap.tap
+        if not isinstance(tap, Replay) or any(tap.is_wanted(f"{word}-{i}") for word in ("kq", "kq_soft_max")):
+            return super().attention(i, q, k, v, step, **scoring)
+        k, v = tap(f"kv_k-{i}", tap.store("cache_k", k)), tap(f"kv_v-{i}", tap.store("cache_v", v))
+        lanes, out, lost = tap.lanes, list[Array](), dict[int, float]()
+        for n, lane in enumerate(lanes):
+            tap.carry([lane])
+            own, alone = slice(n, n + 1), replace(step, tap=_Rounding(tap))
+            out.append(super().attention(i, q[own], k[own], v[own], alone, **scoring)[0])
+            lost.update((n, nmse) for nmse in tap.carrier.take_lost().values())
+        tap.carry(lanes)
+        tap.carrier.lost |= lost
+        return tap(f"kqv_out-{i}", np.stack(out))
+
 
 class _Kept(Cache):
     """K and V of all tokens up to the last one that is run."""
@@ -113,18 +134,10 @@ class _Kept(Cache):
 
 
 @dataclass
-class _OwnRows(EngineTap):
-    """What a tap is shown of a cache are the rows of the tokens that are run; all else goes through."""
+class _Rounding(EngineTap):
+    """How another tap has ops computed; what they give it is not shown."""
 
     tap: EngineTap
-    rows: Array
-
-    def __call__(self, name: str, x: Array) -> Array:
-        tap = taps.parse(name)
-        if tap is None or tap.kind.word not in KEPT:
-            return self.tap(name, x)
-        x[:, self.rows] = self.tap(name, x[:, self.rows])
-        return x
 
     def operands(self, kind: str, *arrays: Array) -> tuple[Array, ...]:
         return self.tap.operands(kind, *arrays)
@@ -138,13 +151,27 @@ class _OwnRows(EngineTap):
     def product(self, y: Array) -> Array:
         return self.tap.product(y)
 
+    def angles(
+        self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
+    ) -> tuple[Array, Array]:
+        return self.tap.angles(cos, sin, rope, positions, factors)
+
+
+@dataclass
+class _OwnRows(_Rounding):
+    """What a tap is shown of a cache are the rows of the tokens that are run; all else goes through."""
+
+    rows: Array
+
+    def __call__(self, name: str, x: Array) -> Array:
+        tap = taps.parse(name)
+        if tap is None or tap.kind.word not in KEPT:
+            return self.tap(name, x)
+        x[:, self.rows] = self.tap(name, x[:, self.rows])
+        return x
+
     def store(self, kind: str, x: Array) -> Array:
         return self.tap.store(kind, x)
 
     def is_wanted(self, name: str) -> bool:
         return self.tap.is_wanted(name)
-
-    def angles(
-        self, cos: Array, sin: Array, rope: Rope, positions: Array, factors: Array | None
-    ) -> tuple[Array, Array]:
-        return self.tap.angles(cos, sin, rope, positions, factors)

@@ -15,6 +15,7 @@ from llamadiff.candidates.reference import Recorder, record
 from llamadiff.engines.run_spec import USUAL, Gate, How, Run
 from llamadiff.engines.select import opened_for
 from llamadiff.ext.gate.gate import Bound, arithmetic_of, chance, held_to
+from llamadiff.ext.gate.positions import over_positions, percentile_99
 from llamadiff.judge.run import run_passes
 from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.verbs.verbs import check
@@ -115,3 +116,18 @@ def test_an_engine_that_rounds_more_passes_the_gate(policy, captures, small_mode
     result = check(captures / "a.safetensors", path, How(gate=Gate()), lambda tokens: recorder.arrays)
     assert result.verdict in ("match", "noise")
     assert result.preflight[-1].verdict == "match"
+
+
+def test_statistics_over_positions_are_those_of_their_names():
+    b = np.log(np.array([[0.7, 0.2, 0.1], [0.5, 0.5, 1e-9], [0.1, 0.2, 0.7]]))
+    c = np.log(np.array([[0.7, 0.2, 0.1], [0.4, 0.6, 1e-9], [0.6, 0.2, 0.2]]))
+    p = over_positions(b, c)
+    kl = [0.0, 0.5 * math.log(0.5 / 0.4) + 0.5 * math.log(0.5 / 0.6), 0.1 * math.log(1 / 6) + 0.7 * math.log(3.5)]
+    assert p.kl_mean == pytest.approx(np.mean(kl))
+    assert (p.kl_worst, p.worst_at) == (pytest.approx(kl[2]), 2)
+    assert p.regret_worst == pytest.approx(math.log(7))  # 0.7 was to be had, 0.1 was taken
+    assert p.regret_mean == pytest.approx(math.log(7) / 3)  # of two that are equal, either may be taken
+    assert p.agreeing == 2
+    assert percentile_99(range(1, 101)) == 99
+    assert percentile_99(range(1, 51)) == 50
+    assert over_positions(b, np.full_like(b, np.nan)) is None
