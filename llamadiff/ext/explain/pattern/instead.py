@@ -22,6 +22,7 @@ Array = NDArray[Any]
 EVERYWHERE = 1e-3  # of an error, that one factor may leave which is said to be everywhere
 MOVED = 1000.0  # how many times nearer sorting brings values that are in another order
 MOST_ROWS, MOST_CHANNELS = 512, 4096  # that are matched with one another
+NEARLY = 0.9  # of the tokens whose other was looked at, that must bear out a step
 LEAST_ROWS = 3  # by which a channel is known again among thousands
 STRANGE = 1e-2  # of a channel's size, that it may differ by from the one whose values it has
 
@@ -86,7 +87,7 @@ def other_rows(d: Deviation) -> Iterator[Fact]:
 def _as_far_as_seen(d: Deviation, near: Array) -> Iterator[Fact]:
     """Wrong tokens that have the values of others, where those of some were not looked at.
 
-    One step back or on, if all whose other was looked at bear it out; or else each for itself.
+    One step back or on, if nearly all whose other was looked at bear it out; or else each for itself.
     """
     positions = np.array(d.positions)
     step = positions[None, :] - positions[:, None]
@@ -96,17 +97,21 @@ def _as_far_as_seen(d: Deviation, near: Array) -> Iterator[Fact]:
     counts = {
         int(by): (int((there & (step == by)).sum()), int((told & (step == by)).sum())) for by in np.unique(step[there])
     }
-    full = {by: found for by, (found, seen) in counts.items() if found == seen >= LEAST_ROWS}
+    borne = {by: found for by, (found, seen) in counts.items() if found >= max(LEAST_ROWS, NEARLY * seen)}
     moved = np.flatnonzero(there.any(axis=1))
-    if full:
-        by = max(full, key=lambda each: (full[each], -abs(each)))
-        says = f"wrong tokens have the values of the one {_steps(by)} them, as far as that was looked at"
-        yield Fact("rows", f"{says} ({full[by]} of {wrong.sum()})", (by, full[by]))
+    if borne:
+        by = max(borne, key=lambda each: (borne[each], -abs(each)))
+        which = (
+            f"the {borne[by]} wrong tokens"
+            if borne[by] == wrong.sum()
+            else f"{borne[by]} of {wrong.sum()} wrong tokens"
+        )
+        yield Fact("rows", f"{which} have the values of the one {_steps(by)} them", (by, borne[by]))
     elif len(moved) >= LEAST_ROWS:
         source = np.where(there, near, np.inf).argmin(axis=1)
         each = listed([f"token {i} those of token {source[i]}" for i in moved])
-        says = f"wrong tokens have the values of others, as far as those were looked at ({len(moved)} of {wrong.sum()})"
-        yield Fact("rows", f"{says}: {each}", (*map(int, moved), *map(int, source[moved])))
+        says = f"{len(moved)} of {wrong.sum()} wrong tokens have the values of others: {each}"
+        yield Fact("rows", says, (*map(int, moved), *map(int, source[moved])))
 
 
 def _alike(x: Array) -> Array:
