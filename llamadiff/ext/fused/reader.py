@@ -1,0 +1,59 @@
+"""Who reads what a process tells of nodes that run alone, and of passes in which some are not looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llamadiff.ext.fused.search import Asking, Found, Pass, Value, kernels
+from llamadiff.ext.graph.check import NodeCheck
+from llamadiff.ext.graph.readers import NodeReader
+from llamadiff.llamacpp.sent_tensor import SentTensor
+
+
+class FusedReader(NodeReader):
+    """Every ``node`` of a run, checked; then what was ``found`` of kernels of several of them."""
+
+    nodes: tuple[NodeCheck, ...] = ()
+    found = Found()
+    _search: Asking | None = None
+    _asked = Pass()
+
+    def _asks(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        """The process waits to be told what to run next."""
+        if self._search is None:
+            self.checker.settle()
+            self.nodes, self._search = tuple(self.checker.results), kernels(tuple(self.checker.results))
+            self._told: dict[int, Any] = {}
+            self._ask_for(None)
+        else:
+            told, self._told = self._told, {}
+            self._ask_for(told)
+
+    def _ask_for(self, told: Mapping[int, Any] | None) -> None:
+        assert self._search is not None
+        try:
+            self._asked = next(self._search) if told is None else self._search.send(told)
+        except StopIteration as ended:
+            self.found = ended.value
+            self.tell(fused={})
+        else:
+            asked = self._asked
+            self.tell(fused={"hidden": asked.hidden, "told": asked.told, "only": asked.judged})
+
+    def _value(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        self._told[answer["value"]] = Value(SentTensor(answer["node"], bytes(data[0]), self.order))
+
+    def _computed(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        if self._search is None:
+            super()._computed(answer, data)
+            return
+        node, place = self._pending, self._asked.judged
+        assert node is not None
+        assert place is not None
+        self.checker.done(replace(node, said={**node.said, "looks": answer["looks"]}, data=self._asked.value))
+        self._told[place] = self.checker.results.pop()
+
+    def finish(self) -> None:
+        """What was found of nodes is settled before kernels are looked for."""

@@ -1,0 +1,160 @@
+"""Which nodes run as one kernel: found by values that change where nobody looks at what lies between.
+
+All that comes before is asked for, node by node, so that a range of nodes that nobody looks at has the same inputs to
+the last bit. What its end gives is another value only if other kernels made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llamadiff.ext.graph.check import NodeCheck, layers_of
+from llamadiff.llamacpp.sent_tensor import SentTensor
+from llamadiff.numerics import metrics
+
+MORE = 8  # nodes that a kernel may have beyond the ones that were found first
+SPAN = 48  # nodes, at most, between two that are looked at
+TIMES = 100.0  # as far as the same nodes of another layer, which were looked into, from where on these are, too
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What is to be run: ranges of nodes that nobody looks at, and which values are told.
+
+    ``judged``: a node that is judged on the inputs that it has where all run alone; ``value``, what it gave elsewhere.
+    """
+
+    hidden: tuple[Range, ...] = ()
+    told: tuple[int, ...] = ()
+    judged: int | None = None
+    value: bytes = b""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a node gave, as it was told and as it lies in memory."""
+
+    tensor: SentTensor
+
+    def is_like(self, other: Value) -> bool:
+        """Whether both are the same, to the last bit."""
+        return bool(np.array_equal(self.tensor.values(), other.tensor.values(), equal_nan=True))
+
+    def apart(self, other: Value) -> float:
+        """NMSE of what another one gives beside this."""
+        found, right = (np.asarray(each.tensor.values(), np.float64)[None] for each in (other, self))
+        return metrics.nmse(found, right, 0)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Nodes ``first`` to ``last`` that run as one: what is found of the last, on inputs of nodes that ran alone.
+
+    ``apart``: NMSE of its values beside those of its nodes alone; ``layers``: others in which the same nodes run so.
+    """
+
+    first: int
+    last: int
+    check: NodeCheck
+    apart: float
+    layers: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """The kernels, in the order of the graph; not ``steady``: the same run does not give the same bits twice."""
+
+    kernels: tuple[Kernel, ...] = ()
+    steady: bool = True
+    passes: int = 0
+
+
+Asking = Generator[Pass, Mapping[int, Any], Any]
+
+
+def kernels(nodes: Sequence[NodeCheck]) -> Asking:
+    """Look for kernels of several of the nodes of a pass: yields passes, is sent what they told, returns ``Found``."""
+    kinds: dict[tuple[Any, ...], Kernel] = {}
+    steady = True
+    for ends in _ends(nodes):
+        alone, again = (yield Pass(told=ends)), (yield Pass(told=ends))
+        steady = steady and all(alone[end].is_like(again[end]) for end in ends)
+        if not steady:
+            break
+        spans = [(before + 1, end) for before, end in zip((-1, *ends[:-1]), ends, strict=True)]
+        together = yield Pass(tuple((first, end - 1) for first, end in spans if end > first), ends)
+        reached, apart = False, dict[tuple[Any, ...], float]()
+        for first, end in spans:
+            reached = reached or not alone[end].is_like(together[end])
+            if not reached or end == first:
+                continue
+            seen = yield Pass(((first, end - 1),), (end,))
+            distance, kind = alone[end].apart(seen[end]), _kind(nodes, first, end)
+            if not alone[end].is_like(seen[end]) and not distance <= TIMES * apart.get(kind, -1.0):
+                apart[kind] = distance
+                yield from _within(nodes, first, end, kinds)
+    found = sorted(kinds.values(), key=lambda kernel: (kernel.last, kernel.first))
+    return Found(tuple(found), steady)
+
+
+def _ends(nodes: Sequence[NodeCheck]) -> list[tuple[int, ...]]:
+    """Where to look: at the last node of each layer; and, for kernels that reach into the next one, half-way."""
+    layers, last = layers_of(nodes), len(nodes) - 1
+    ends = [place for place in range(last) if layers[place] != layers[place + 1]]
+    edges = sorted({*ends, *range(SPAN, last, SPAN), last}) if not ends else [*ends, last]
+    middles = [
+        (before + after) // 2 for before, after in zip((0, *edges[:-1]), edges, strict=True) if after - before > 1
+    ]
+    return [tuple(dict.fromkeys(edges)), tuple(dict.fromkeys((*middles, last)))]
+
+
+def _kind(nodes: Sequence[NodeCheck], first: int, last: int) -> tuple[Any, ...]:
+    """What nodes are, wherever they are."""
+    return tuple((node.op, node.kind, node.shape, node.weight_type) for node in nodes[first : last + 1])
+
+
+def _within(
+    nodes: Sequence[NodeCheck], first: int, end: int, kinds: dict[tuple[Any, ...], Kernel]
+) -> Generator[Pass, Mapping[int, Any], None]:
+    """The kernels of a span, those of a kind that was not met before judged."""
+    alone = yield Pass(told=tuple(range(first, end + 1)))
+    while first < end:
+        last = None
+        for place in range(first + 1, end + 1):  # the nearest end of one
+            fused = (yield Pass(((first, place - 1),), (place,)))[place]
+            if not fused.is_like(alone[place]):
+                last = place
+                break
+        if last is None:
+            return
+        begin = first
+        for begin in range(last - 1, first - 1, -1):  # its beginning
+            fused = (yield Pass(((begin, last - 1),), (last,)))[last]
+            if not fused.is_like(alone[last]):
+                break
+        last, fused = yield from _longest(begin, last, end, fused)
+        kind = _kind(nodes, begin, last)
+        if kind not in kinds:
+            check = (yield Pass(judged=last, value=bytes(fused.tensor.data)))[last]
+            kinds[kind] = Kernel(begin, last, check, alone[last].apart(fused))
+        first = last + 1
+
+
+def _longest(begin: int, last: int, end: int, fused: Value) -> Generator[Pass, Mapping[int, Any], tuple[int, Value]]:
+    """Where a kernel ends if nobody looks at its last node either, and what it gives there.
+
+    It goes on to a node that gets another value so than from a kernel up to the last one, and one behind that.
+    """
+    for place in range(last + 1, min(last + MORE, end) + 1):
+        behind = ((last + 1, place - 1),) if place > last + 1 else ()
+        apart = (yield Pass(((begin, last - 1), *behind), (place,)))[place]
+        longer = (yield Pass(((begin, place - 1),), (place,)))[place]
+        if not longer.is_like(apart):
+            return (yield from _longest(begin, place, end, longer))
+    return last, fused
