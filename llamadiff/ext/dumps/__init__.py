@@ -18,7 +18,7 @@ class Dumps(Slice):
     """What engines print and call otherwise: debug logs, names found by values, taps that hold others."""
 
     def sources(self) -> Sequence[str]:
-        return ("llamadiff.ext.dumps.log",)
+        return ("llamadiff.ext.dumps.saved", "llamadiff.ext.dumps.log")
 
     def map_by_values(
         self, pieces: Sequence[Piece | Unread], model: Runnable, tokens: tuple[int, ...]

@@ -1,0 +1,315 @@
+"""The tensors of a dump as a trace: those of its ranks put together, step after step, and how, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamadiff.candidates import name_map
+from llamadiff.candidates.pieces import Piece, Unread
+from llamadiff.candidates.source import Context, assemble
+from llamadiff.engines.model_file import Runnable
+from llamadiff.ext.dumps.labels import Step, names_for
+from llamadiff.ext.dumps.ranks import SPLIT, Plan, Ranks, is_last_alone, plan_of
+from llamadiff.ext.dumps.steps import Parts, Steps
+from llamadiff.result.rows import stem
+from llamadiff.system.errors import UserError
+from llamadiff.trace.reader import Printed, Trace
+from llamadiff.trace.taps import Tap, shape_of
+
+Array = NDArray[Any]
+Known = tuple[Tap, name_map.Entry] | None
+
+FEW = 4
+# Products that engines make in one, and what they are apart; the sizes of the parts are the model's.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How a tap was put together: the rank of each value of a token, in the tap's shape; of a sum, each rank's part."""
+
+    ranks: Array | None = None
+    sums: Mapping[int, Array] = field(default_factory=dict)
+
+
+@dataclass
+class _Tensor:
+    """One tensor of a candidate: what a map calls it, its tap if it has one, and its parts."""
+
+    name: str
+    known: Known
+    parts: dict[Step, dict[int, Unread]]
+    row: int | None = None
+    steps: dict[int, Array] = field(default_factory=dict)  # those that were read, by their number
+    owners: dict[int, Array] = field(default_factory=dict)  # of each value, its rank
+
+
+def load_trace(path: Path, parts: Parts, steps: Steps, context: Context) -> Trace:
+    """A dump as a trace. Raises UserError, with the dump's path, for what does not fit the model or the tokens."""
+    try:
+        steps = steps.within(str(path), context.tokens)
+        return _Loading(steps, context).trace(parts)
+    except UserError as error:
+        raise type(error)(error if str(error).startswith(str(path)) else f"{path}: {error}") from None
+
+
+class _Loading:
+    """One dump being read."""
+
+    def __init__(self, steps: Steps, context: Context) -> None:
+        self.steps, self.context, self.model = steps, context, context.model
+        self.names = name_map.Names(context.mapping, context.model)
+        self.ranks = Ranks()
+
+    def trace(self, parts: Parts) -> Trace:
+        tensors, extras = self._sorted(parts)
+        for number in range(len(self.steps.names)):
+            for tensor in tensors:
+                self._read(tensor, number)
+        pieces = [piece for tensor in tensors for piece in self._pieces(tensor)]
+        rows = self.steps.rows
+        trace = assemble([*pieces, *extras], self.context, {"name": "the dump"}, self.context.tokens)
+        info = replace(trace.info, n_prefill=rows[0], batches=rows if len(rows) > 1 else ())
+        joined = {tensor.known[0].name: self._joined(tensor) for tensor in tensors if tensor.known is not None}
+        printed = Printed(notes=(*self._notes(),), faults=self._faults(), joined=joined)
+        arrays = {name: trace.stored(name) for name in trace}
+        return Trace(info, arrays, trace.dtypes, known=trace.known, kept=trace.kept, printed=printed)
+
+    # -- names ---------------------------------------------------------------------------------------------------------
+
+    def _sorted(self, parts: Parts) -> tuple[list[_Tensor], list[Unread]]:
+        """The tensors that stand for taps, in graph order; and those that stand for none, of which none is read."""
+        is_auto = self.context.mapping is name_map.AUTO
+        order = {tap.name: place for place, tap in enumerate(self.model.taps)}
+        found: dict[str, _Tensor] = {}
+        extras: list[Unread] = []
+        for name, of_all in self._unfused(parts):
+            by_step = {step: by_rank for step, by_rank in of_all.items() if step in self.steps.names}
+            if not by_step:
+                continue
+            called, known = self._known(name)
+            first = next(iter(next(iter(by_step.values())).values()))
+            if (known is None and not is_auto) or first.shape is None:
+                extras.append(replace(first, name=called))
+            elif called in found:
+                extras.append(replace(first, name=name))
+            else:
+                found[called] = _Tensor(called, known, by_step, first.row)
+        places = {each.name: order.get(each.known[0].name, 0) if each.known else -1 for each in found.values()}
+        return sorted(found.values(), key=lambda each: places[each.name]), extras
+
+    def _known(self, name: str) -> tuple[str, Known]:
+        """What the map calls a tensor, and its tap."""
+        bare, at, row = name.partition("@")
+        for each in names_for(bare):
+            known = self.names.tap(each)
+            if known is not None:
+                return f"{each}", known
+        return f"{bare}{at}{row}", None
+
+    def _unfused(self, parts: Parts) -> Iterator[tuple[str, dict[Step, dict[int, Unread]]]]:
+        """The parts, products apart that were made in one, where the map has names for them alone."""
+        for name, by_step in parts.items():
+            fused = next((word for word in FUSED if word in name and self._known(name)[1] is None), None)
+            apart = [name.replace(fused, word) for word in FUSED[fused]] if fused else []
+            if fused is None or any(self._known(each)[1] is None for each in apart):
+                yield name, by_step
+                continue
+            for place, each in enumerate(apart):
+                yield each, {step: self._cut_all(by_rank, place, len(apart)) for step, by_rank in by_step.items()}
+
+    def _cut_all(self, by_rank: Mapping[int, Unread], place: int, count: int) -> dict[int, Unread]:
+        return {rank: self._cut(tensor, place, count, len(by_rank)) for rank, tensor in by_rank.items()}
+
+    def _cut(self, whole: Unread, place: int, count: int, ranks: int) -> Unread:
+        """One of the products that a tensor has one after the other along its last axis."""
+        shape = whole.shape or (0,)
+        width, sizes = shape[-1], self.model.sizes
+        first = sizes["head"] * sizes["dim"] // ranks if count == 3 else width // 2
+        edges = [0, first, *(first + (width - first) * part // (count - 1) for part in range(1, count))]
+        start, stop = edges[place], edges[place + 1]
+
+        def read(most: int) -> tuple[Array, None]:
+            return whole.read(most * width)[0][..., start:stop], None
+
+        return Unread(whole.name, whole.row, (*shape[:-1], max(0, stop - start)), read)
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def _read(self, tensor: _Tensor, number: int) -> None:
+        """Its values in a step, those of all ranks put together."""
+        by_rank = dict(sorted(tensor.parts.get(self.steps.names[number], {}).items()))
+        if not by_rank:
+            return
+        tap, entry = tensor.known or (None, None)
+        rows, start = self.steps.rows[number], self.steps.starts[number]
+        most = self._most(tap, entry)
+        arrays: dict[int, Array] = {}
+        for rank, each in by_rank.items():
+            if each.shape is not None and math.prod(each.shape) > most:
+                if tap is not None and entry is not None:
+                    name_map.most_values(each.shape, tap, entry, self.model, len(self.context.tokens))
+                return
+            arrays[rank] = each.read(most)[0]
+        plan = plan_of({rank: each.shape for rank, each in arrays.items()}, rows, tap, entry, self.model)
+        name = tap.name if tap is not None else tensor.name
+        self.ranks.step = f"in step {number + 1}, " if len(self.steps.names) > 1 else ""
+        self.ranks.right = lambda wanted: self._right(wanted, tap, start, rows)
+        whole = self.ranks.put_together(plan, arrays, tap, name)
+        if whole is not None:
+            tensor.steps[number] = whole
+        if plan.kind == SPLIT:
+            numbered = {rank: np.full(each.shape, rank, np.float32) for rank, each in arrays.items()}
+            tensor.owners[number] = _along(plan, numbered)
+
+    def _most(self, tap: Tap | None, entry: name_map.Entry | None) -> int:
+        """How many values a tensor may have."""
+        n = len(self.context.tokens)
+        if tap is not None and entry is not None:
+            return 2 * name_map.most_values(None, tap, entry, self.model, n)  # a vocabulary may be padded
+        return max(n * n * self.model.sizes["head"], *(math.prod(shape_of(each, n, self.model.sizes))
+                                                       for each in self.model.taps))  # fmt: skip
+
+    def _right(self, wanted: str, tap: Tap | None, start: int, rows: int) -> Array | None:
+        """llama.cpp's values of a tap in a step, where a map leaves the axes in order."""
+        baseline = self.context.baseline
+        if tap is None or baseline is None or wanted not in baseline:
+            return None
+        return baseline[wanted].take(range(start, start + rows), axis=tap.row_axis) if not tap.causal else None
+
+    def _pieces(self, tensor: _Tensor) -> Iterator[Piece]:
+        """What was read of it, the steps one after the other."""
+        if not tensor.steps:
+            return
+        rows = self.steps.rows
+        whole = len(tensor.steps) == len(rows)
+        shapes = [tensor.steps[number].shape for number in sorted(tensor.steps)]
+        axis = _row_axis(shapes, [rows[number] for number in sorted(tensor.steps)])
+        is_masked = any(self._owned(tensor, number) is not None for number in tensor.steps)
+        if tensor.row is not None or (len(rows) == 1 and not is_masked):
+            yield Piece(tensor.name, tensor.steps[0], tensor.row)
+        elif whole and axis is not None and not is_masked:
+            yield Piece(tensor.name, _in_one(list(tensor.steps.values()), axis, tensor.known))
+        elif tensor.known is not None:
+            yield self._some_of(tensor, *tensor.known)
+
+    def _owned(self, tensor: _Tensor, number: int) -> Array | None:
+        """Which values are the base rank's, once the ranks went apart; None: all may be taken."""
+        owners = tensor.owners.get(number)
+        return None if owners is None or self.ranks.base is None else owners == self.ranks.base
+
+    def _some_of(self, tensor: _Tensor, tap: Tap, entry: name_map.Entry) -> Piece:
+        """A tap of which not all values are to be had, in its own shape."""
+        shape = shape_of(tap, len(self.context.tokens), self.model.sizes)
+        values, there = np.zeros(shape, np.float32), np.zeros(shape, bool)
+        for number, array in tensor.steps.items():
+            start, rows = self.steps.starts[number], self.steps.rows[number]
+            own = rows if rows in array.shape else 1
+            if own < rows and not is_last_alone(tap):
+                continue
+            keys = start + rows if tap.causal else own
+            is_square = not tap.causal or keys == rows
+            fitted = name_map.fit_to_tap(array, tap, entry, self.model, own) if is_square else array
+            place = [slice(None)] * len(shape)
+            place[tap.row_axis] = slice(start + rows - own, start + rows)
+            if tap.causal:
+                place[-1] = slice(0, fitted.shape[-1])
+            values[tuple(place)] = fitted
+            owned = self._owned(tensor, number)
+            there[tuple(place)] = True if owned is None else _fit(owned, tap, entry, self.model, own)
+        indices = np.flatnonzero(there)
+        return Piece(tensor.name, values.reshape(-1)[indices], None, indices)
+
+    # -- what is said of it --------------------------------------------------------------------------------------------
+
+    def _joined(self, tensor: _Tensor) -> Joined:
+        assert tensor.known is not None
+        tap, entry = tensor.known
+        owners = None
+        for number, each in tensor.owners.items():
+            rows = self.steps.rows[number]
+            if rows in each.shape and not tap.causal and each.size == math.prod(shape_of(tap, rows, self.model.sizes)):
+                owners = np.moveaxis(_fit(each, tap, entry, self.model, rows), tap.row_axis, 0)[0]
+        sums: dict[int, Array] = {}
+        added = self.ranks.added.get(tap.name, [])
+        if len(added) == len(self.steps.names):
+            sums = {rank: np.concatenate([each[rank].reshape(self.steps.rows[number], -1)
+                                          for number, each in enumerate(added)]) for rank in added[0]}  # fmt: skip
+        return Joined(owners, sums)
+
+    def _faults(self) -> tuple[str, ...]:
+        first, *_ = (*self.ranks.faults, "")
+        later = list(dict.fromkeys(self.ranks.later))
+        more = f"; so are {_few(later)} after it" if later else ""
+        return (f"{first}{more}",) if first else ()
+
+    def _notes(self) -> Iterator[str]:
+        """How the dump was read."""
+        said, ranks, rows = [], self.ranks, self.steps.rows
+        if len(ranks.numbers) > 1:
+            said.append(f"{len(ranks.numbers)} ranks")
+            by_axis: dict[int, list[str]] = {}
+            for name, axis in ranks.joined.items():
+                by_axis.setdefault(axis, []).append(name)
+            said += [f"{_words(names)} put together along axis {axis}" for axis, names in sorted(by_axis.items())]
+            said += [f"{_words(ranks.added)} added up over them"] if ranks.added else []
+            same = ranks.equal - ranks.joined.keys()
+            said += [f"{_words(same)} the same on all"] if same and not ranks.faults else []
+        if len(rows) > 1 or self.steps.others:
+            steps = f"{len(rows)} steps of {_run_lengths(rows)}" if len(rows) > 1 else f"a step of {rows[0]}"
+            said.append(
+                f"{steps} tokens" + (f" ({self.steps.others} more are of other runs)" if self.steps.others else "")
+            )
+        if said:
+            yield f"the dump was read as {'; '.join(said)}"
+
+
+def _along(plan: Plan, arrays: Mapping[int, Array]) -> Array:
+    """Parts one after the other, of ranks with the same part the first one's."""
+    whole = np.concatenate(list(arrays.values())[:: plan.copies], axis=plan.axis)
+    return whole.take(range(plan.length), axis=plan.axis) if plan.length else whole
+
+
+def _fit(values: Array, tap: Tap, entry: name_map.Entry, model: Runnable, rows: int) -> Array:
+    """What is said of a tensor's values, in the tap's shape: nothing is done to it but what moves values."""
+    moved = tuple(each for each in entry.done if each in ("permuted", "paired"))
+    flags = np.asarray(values, np.float32)
+    fitted = name_map.fit_to_tap(flags, tap, replace(entry, done=moved), model, rows)
+    return fitted.astype(values.dtype)
+
+
+def _row_axis(shapes: Sequence[tuple[int, ...]], rows: Sequence[int]) -> int | None:
+    """The axis along which all tensors have as many as their step has tokens."""
+    axes = range(min(map(len, shapes)))
+    return next((axis for axis in axes if all(s[axis] == n for s, n in zip(shapes, rows, strict=True))), None)
+
+
+def _in_one(arrays: Sequence[Array], axis: int, known: Known) -> Array:
+    """Steps one after the other; of scores, those of keys that came later are none."""
+    if known is not None and known[0].causal:
+        most = [max(sizes) for sizes in zip(*(each.shape for each in arrays), strict=True)]
+        arrays = [np.pad(each, [(0, 0 if a == axis else n - each.shape[a]) for a, n in enumerate(most)])
+                  for each in arrays]  # fmt: skip
+    return np.concatenate(list(arrays), axis=axis)
+
+
+def _run_lengths(rows: Sequence[int]) -> str:
+    """``5, 1, 1``; of many the first and how many there are."""
+    return ", ".join(map(str, rows[:6])) + (", ..." if len(rows) > 6 else "")
+
+
+def _words(names: Iterable[str]) -> str:
+    """Kinds of taps, each once."""
+    return _few(list(dict.fromkeys(map(stem, names))))
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(names[:FEW]) + more
