@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from llamadiff.trace.taps import Tap, shape_of
 Array = NDArray[Any]
 Known = tuple[Tap, name_map.Entry] | None
 
-FEW = 4
+FEW = 2
 # Products that engines make in one, and what they are apart; the sizes of the parts are the model's.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
@@ -70,9 +71,10 @@ class _Loading:
 
     def trace(self, parts: Parts) -> Trace:
         tensors, extras = self._sorted(parts)
-        for number in range(len(self.steps.names)):
-            for tensor in tensors:
-                self._read(tensor, number)
+        for number, tensor in product(range(len(self.steps.names)), tensors):
+            self._read(tensor, number)
+            if self.ranks.fault:
+                break
         pieces = [piece for tensor in tensors for piece in self._pieces(tensor)]
         rows = self.steps.rows
         trace = assemble([*pieces, *extras], self.context, {"name": "the dump"}, self.context.tokens)
@@ -158,16 +160,28 @@ class _Loading:
                     name_map.most_values(each.shape, tap, entry, self.model, len(self.context.tokens))
                 return
             arrays[rank] = each.read(most)[0]
-        plan = plan_of({rank: each.shape for rank, each in arrays.items()}, rows, tap, entry, self.model)
+        plan = self._plan(tensor, number)
         name = tap.name if tap is not None else tensor.name
         self.ranks.step = f"in step {number + 1}, " if len(self.steps.names) > 1 else ""
         self.ranks.right = lambda wanted: self._right(wanted, tap, start, rows)
         whole = self.ranks.put_together(plan, arrays, tap, name)
-        if whole is not None:
-            tensor.steps[number] = whole
+        tensor.steps[number] = whole
         if plan.kind == SPLIT:
             numbered = {rank: np.full(each.shape, rank, np.float32) for rank, each in arrays.items()}
             tensor.owners[number] = _along(plan, numbered)
+
+    def _plan(self, tensor: _Tensor, number: int) -> Plan:
+        """How its ranks are put together in a step; along which axis, that of most tokens tells best."""
+
+        def of_step(number: int) -> Plan:
+            by_rank = sorted(tensor.parts.get(self.steps.names[number], {}).items())
+            shapes = {rank: each.shape or () for rank, each in by_rank}
+            return plan_of(shapes, self.steps.rows[number], *(tensor.known or (None, None)), self.model)
+
+        numbers = [n for n, name in enumerate(self.steps.names) if name in tensor.parts]
+        own, longest = of_step(number), of_step(max(numbers, key=self.steps.rows.__getitem__))
+        is_alike = own.kind == longest.kind == SPLIT and longest.axis
+        return replace(own, axis=longest.axis) if is_alike else own
 
     def _most(self, tap: Tap | None, entry: name_map.Entry | None) -> int:
         """How many values a tensor may have."""
@@ -192,18 +206,12 @@ class _Loading:
         whole = len(tensor.steps) == len(rows)
         shapes = [tensor.steps[number].shape for number in sorted(tensor.steps)]
         axis = _row_axis(shapes, [rows[number] for number in sorted(tensor.steps)])
-        is_masked = any(self._owned(tensor, number) is not None for number in tensor.steps)
-        if tensor.row is not None or (len(rows) == 1 and not is_masked):
+        if tensor.row is not None or len(rows) == 1:
             yield Piece(tensor.name, tensor.steps[0], tensor.row)
-        elif whole and axis is not None and not is_masked:
+        elif whole and axis is not None:
             yield Piece(tensor.name, _in_one(list(tensor.steps.values()), axis, tensor.known))
         elif tensor.known is not None:
             yield self._some_of(tensor, *tensor.known)
-
-    def _owned(self, tensor: _Tensor, number: int) -> Array | None:
-        """Which values are the base rank's, once the ranks went apart; None: all may be taken."""
-        owners = tensor.owners.get(number)
-        return None if owners is None or self.ranks.base is None else owners == self.ranks.base
 
     def _some_of(self, tensor: _Tensor, tap: Tap, entry: name_map.Entry) -> Piece:
         """A tap of which not all values are to be had, in its own shape."""
@@ -222,8 +230,7 @@ class _Loading:
             if tap.causal:
                 place[-1] = slice(0, fitted.shape[-1])
             values[tuple(place)] = fitted
-            owned = self._owned(tensor, number)
-            there[tuple(place)] = True if owned is None else _fit(owned, tap, entry, self.model, own)
+            there[tuple(place)] = True
         indices = np.flatnonzero(there)
         return Piece(tensor.name, values.reshape(-1)[indices], None, indices)
 
@@ -245,30 +252,26 @@ class _Loading:
         return Joined(owners, sums)
 
     def _faults(self) -> tuple[str, ...]:
-        first, *_ = (*self.ranks.faults, "")
-        later = list(dict.fromkeys(self.ranks.later))
-        more = f"; so are {_few(later)} after it" if later else ""
-        return (f"{first}{more}",) if first else ()
+        fault = self.ranks.fault
+        return (f"{fault}; each goes on with its own from there, so what comes after was not judged",) if fault else ()
 
     def _notes(self) -> Iterator[str]:
         """How the dump was read."""
         said, ranks, rows = [], self.ranks, self.steps.rows
         if len(ranks.numbers) > 1:
-            said.append(f"{len(ranks.numbers)} ranks")
             by_axis: dict[int, list[str]] = {}
             for name, axis in ranks.joined.items():
                 by_axis.setdefault(axis, []).append(name)
-            said += [f"{_words(names)} put together along axis {axis}" for axis, names in sorted(by_axis.items())]
-            said += [f"{_words(ranks.added)} added up over them"] if ranks.added else []
-            same = ranks.equal - ranks.joined.keys()
-            said += [f"{_words(same)} the same on all"] if same and not ranks.faults else []
+            ways = [f"{_words(names)} split along axis {axis}" for axis, names in sorted(by_axis.items())]
+            ways += [f"{_words(ranks.added)} summed"] if ranks.added else []
+            said.append(f"{len(ranks.numbers)} ranks{': ' if ways else ''}{', '.join(ways)}")
         if len(rows) > 1 or self.steps.others:
             steps = f"{len(rows)} steps of {_run_lengths(rows)}" if len(rows) > 1 else f"a step of {rows[0]}"
             said.append(
                 f"{steps} tokens" + (f" ({self.steps.others} more are of other runs)" if self.steps.others else "")
             )
         if said:
-            yield f"the dump was read as {'; '.join(said)}"
+            yield f"read as {'; '.join(said)}"
 
 
 def _along(plan: Plan, arrays: Mapping[int, Array]) -> Array:
@@ -306,10 +309,6 @@ def _run_lengths(rows: Sequence[int]) -> str:
 
 
 def _words(names: Iterable[str]) -> str:
-    """Kinds of taps, each once."""
-    return _few(list(dict.fromkeys(map(stem, names))))
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return ", ".join(names[:FEW]) + more
+    """Kinds of taps, each once; of many the first and how many there are."""
+    words = list(dict.fromkeys(map(stem, names)))
+    return ", ".join(words[:FEW]) + (f" and {len(words) - FEW} more" if len(words) > FEW else "")

@@ -30,6 +30,7 @@ SUMS = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # ops of which ranks may hold part
 SAME = {"f16": 1e-6, "bf16": 5e-5}  # NMSE of a row that is the same to some units of its type's last digit
 SAME_F32 = 1e-9
 ALIKE = 1e-3  # NMSE of a difference that is another one
+NEAR = 0.1  # NMSE of one rank's values, from llama.cpp's, that are all of a sum
 UNLIKE = 0.5  # of both sides' squares: what parts of a sum differ by, where nothing else tells them from replicas
 
 
@@ -83,11 +84,14 @@ def _plan_by_width(width: int, shape: Shape, count: int, model: Runnable) -> Pla
 def _axis(shape: Shape, parts: int, tap: Tap, entry: Entry, model: Runnable, rows: int) -> int:
     """The axis of which ranks hold parts: with that many of them it has a size that the tap has an axis of."""
     axes = [axis for axis in entry.axes or tap.kind.axes if axis not in ("batch", "token", "query", "key")]
-    names = {name for axis in axes for name in (axis, *axis.split("*"))}
     sizes = {**model.sizes, "batch": 1, **({"kv_head": model.sizes["head"]} if "repeated" in entry.done else {})}
-    known = {size_of(name, sizes) for name in names if name != "dim"}
+    is_apart = len(shape) - (shape[0] == 1) > 2  # heads have an axis of their own
+    names = {name for axis in axes for name in (axis.split("*") if is_apart else (axis,)) if name != "dim"}
     if "kv_head" in {part for axis in tap.kind.axes for part in axis.split("*")}:
-        known |= {sizes["kv_head"], sizes["kv_head"] * sizes["dim"]}
+        names |= {name.replace("head", "kv_head") for name in names if "kv_head" not in name}
+    if not is_apart:
+        names |= {f"{name}*dim" for name in names if name.endswith("head") and "dim" in tap.kind.axes}
+    known = {size_of(name, sizes) for name in names}
     fitting = [axis for axis in range(len(shape)) if shape[axis] * parts in known]
     return next((axis for axis in reversed(fitting) if shape[axis] != rows), fitting[-1] if fitting else len(shape) - 1)
 
@@ -107,23 +111,21 @@ class Ranks:
     """What was seen of the ranks so far, in graph order.
 
     ``right`` gives llama.cpp's values of a tap in a step, where they are known; ``step`` is that one's in words.
-    ``base``: the rank whose values stand for all, once some differ. ``parts``: of the last tap that was a sum, each
-    rank's.
+    ``fault``: the first tap that ranks must have alike and have not; behind it each went on with its own. ``parts``: of
+    the last tap that was a sum, each rank's.
     """
 
     right: Callable[[str], Array | None] = lambda _: None
     step: str = ""
     numbers: tuple[int, ...] = ()
-    base: int | None = None
-    faults: list[str] = field(default_factory=list)
-    later: list[str] = field(default_factory=list)
+    fault: str = ""
     joined: dict[str, int] = field(default_factory=dict)
     added: dict[str, list[ByRank]] = field(default_factory=dict)
     equal: set[str] = field(default_factory=set)
     parts: tuple[str, ByRank] | None = None
 
-    def put_together(self, plan: Plan, arrays: ByRank, tap: Tap | None, name: str) -> Array | None:
-        """The values of all ranks in one; None where these would be a sum over ranks that went apart before."""
+    def put_together(self, plan: Plan, arrays: ByRank, tap: Tap | None, name: str) -> Array:
+        """The values of all ranks in one."""
         self.numbers = max(self.numbers, tuple(arrays), key=len)
         values = list(arrays.values())
         if plan.kind == ONE:
@@ -137,32 +139,25 @@ class Ranks:
             whole = np.concatenate([group[0] for group in groups], axis=plan.axis)
             return whole.take(range(plan.length), axis=plan.axis) if plan.length else whole
         if self._is_sum(arrays, tap):
-            if self.base is not None:
-                return None
             self.added.setdefault(name, []).append(arrays)
             self.parts = name, arrays
-            return np.sum([each.astype(np.float64) for each in values], axis=0).astype(np.float32)
+            total: Array = np.sum([each.astype(np.float64) for each in values], axis=0).astype(np.float32)
+            return total
         return self._compare(name, arrays, "must have the same")
 
     def _compare(self, name: str, arrays: ByRank, why: str) -> Array:
         """The values that ranks must have alike; those of the base rank, with a fault, where they have not."""
         if len(arrays) == 1:
             return next(iter(arrays.values()))
-        base = self.base if self.base is not None and self.base in arrays else self._likeliest(name, arrays)
+        base = self._likeliest(name, arrays)
         limit = SAME.get(precision(arrays[base]), SAME_F32)
         off = {rank: apart for rank, each in arrays.items() if (apart := nmse(each, arrays[base])) > limit}
-        if not off:
+        if off:
+            who = f"rank{'s' * (len(off) > 1)} {' and '.join(map(str, off))} and rank {base}"
+            says = f"{name}: {self.step}{who} {why}, and are off by an NMSE of {max(off.values()):.1e}"
+            self.fault = says + self._why(arrays, base, name)
+        else:
             self.equal.add(name)
-            return arrays[base]
-        self.base = base
-        if self.faults:
-            self.later.append(name)
-            return arrays[base]
-        ranks = " and ".join(map(str, off))
-        worst = max(off.values())
-        who = f"rank{'s' * (len(off) > 1)} {ranks} and rank {base}"
-        says = f"{name}: {self.step}{who} {why}, and are off by an NMSE of {worst:.1e}"
-        self.faults.append(says + self._why(arrays, base, name))
         return arrays[base]
 
     def _likeliest(self, name: str, arrays: ByRank) -> int:
@@ -181,19 +176,25 @@ class Ranks:
         return fitted
 
     def _why(self, arrays: ByRank, base: int, name: str) -> str:
-        """That the ranks differ as their parts of a sum before do: it was not added up."""
+        """What the ranks added of the sum before, where that is what they differ by."""
         right = self._right_for(name, arrays[base])
-        rank = "" if right is None else f"; rank {base} is the nearest to llama.cpp's"
+        nearest = "" if right is None else f"; rank {base} is the nearest to llama.cpp's"
         if self.parts is None:
-            return rank
+            return nearest
         summed, parts = self.parts
         if parts.keys() != arrays.keys() or parts[base].size != arrays[base].size:
-            return rank
-        for number in arrays.keys() - {base}:
-            gap = parts[number].astype(np.float64) - parts[base]
-            if nmse((arrays[number].astype(np.float64) - arrays[base]).reshape(gap.shape), gap) > ALIKE:
-                return rank
-        return f": by what their parts of {summed} differ by, so the all-reduce (the sum over ranks) between is missing"
+            return nearest
+        total = np.sum([each.astype(np.float64) for each in parts.values()], axis=0)
+        off = {n: arrays[n].astype(np.float64) - arrays[base] for n in arrays if nmse(arrays[n], arrays[base]) > ALIKE}
+        ways = {
+            f": each adds its own part of {summed}; the all-reduce (the sum over ranks) is missing": parts[base],
+            f": there it is the part of {summed} that is added, and on rank {base} the sum over ranks": total,
+        }
+        for says, of_base in ways.items():
+            gaps = {number: parts[number] - of_base for number in off}
+            if off and all(nmse(gap.reshape(total.shape), gaps[number]) <= ALIKE for number, gap in off.items()):
+                return says
+        return nearest
 
     def _is_sum(self, arrays: ByRank, tap: Tap | None) -> bool:
         """Whether ranks hold parts of a sum, and not the same values."""
@@ -202,10 +203,12 @@ class Ranks:
         first, *others = arrays.values()
         if all(nmse(each, first) <= SAME["bf16"] for each in others):
             return False
-        total = np.sum([each.astype(np.float64) for each in arrays.values()], axis=0)
         right = self._right_for(tap.name, first)
         if right is not None:
-            return nmse_of_all(total, right) < min(nmse_of_all(each, right) for each in arrays.values())
+            total = np.sum([each.astype(np.float64) for each in arrays.values()], axis=0)
+            least = min(nmse_of_all(each, right) for each in arrays.values())
+            if (together := nmse_of_all(total, right)) < least or least < NEAR:
+                return together < least
         size = sum(float(np.square(each, dtype=np.float64).sum()) for each in (first, others[0]))
         return float(np.square(first.astype(np.float64) - others[0]).sum()) > UNLIKE * size
 

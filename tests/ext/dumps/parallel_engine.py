@@ -51,7 +51,7 @@ class ParallelEngine:
         return self.mistake == mistake and layer == 1 and rank == 1
 
     def rows(self, stem: str, rank: int, layer: int, unit: int = 1) -> tuple[Array, Array | float]:
-        """A rank's rows of a weight, and of its bias; where there are fewer units of rows than ranks, some have the same."""
+        """A rank's rows of a weight, and of its bias; where units of rows are fewer than ranks, some have the same."""
         w, bias = self.weight(stem, layer), self.file.tensors.get(f"blk.{layer}.{stem}.bias")
         units = len(w) // unit
         size = max(1, units // self.count) * unit
@@ -98,7 +98,9 @@ class ParallelEngine:
         base = 500000.0 if self.is_wrong(OTHER_ROPE, layer, rank) and rank else self.h.base
         angles = positions[:, None, None] * base ** (-np.arange(half) / half)
         cos, sin = np.cos(angles), np.sin(angles)
-        pairs = x.reshape(*x.shape[:-1], half, 2) if self.h.pairs else x.reshape(*x.shape[:-1], 2, half).swapaxes(-1, -2)
+        pairs = (
+            x.reshape(*x.shape[:-1], half, 2) if self.h.pairs else x.reshape(*x.shape[:-1], 2, half).swapaxes(-1, -2)
+        )
         a, b = pairs[..., 0], pairs[..., 1]
         turned = np.stack([a * cos - b * sin, a * sin + b * cos], -1)
         return (turned if self.h.pairs else turned.swapaxes(-1, -2)).reshape(x.shape).astype(np.float32)
@@ -123,14 +125,17 @@ class ParallelEngine:
         keep("result_output", [each @ w.T for each, w in zip(normed, head, strict=True)])
 
     def _attention(self, x: Ranks, positions: Array, i: int) -> Ranks:
-        h, dim, keep = self.h, self.h.dim, self.keep
+        dim, keep = self.h.dim, self.keep
         q = keep(f"Qcur_proj-{i}", self.column("attn_q", x, i, dim))
         k = keep(f"Kcur_proj-{i}", self.column("attn_k", x, i, dim))
         v = keep(f"Vcur_proj-{i}", self.column("attn_v", x, i, dim))
         if self.is_wrong(SWAPPED_HEADS, i):
             q[1] = q[1].reshape(len(positions), -1, dim)[:, ::-1].reshape(q[1].shape)
         n = len(positions)
-        q, k = ([self.rope(each.reshape(n, -1, dim), positions, i, rank) for rank, each in enumerate(some)] for some in (q, k))
+        q, k = (
+            [self.rope(each.reshape(n, -1, dim), positions, i, rank) for rank, each in enumerate(some)]
+            for some in (q, k)
+        )
         keep(f"Qcur_rope-{i}", q), keep(f"Kcur_rope-{i}", k)
         out, scores, weights = [], [], []
         for rank in range(self.count):
