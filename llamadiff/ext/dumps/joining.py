@@ -27,7 +27,7 @@ from llamadiff.trace.taps import Tap, shape_of
 Array = NDArray[Any]
 Known = tuple[Tap, name_map.Entry] | None
 
-FEW = 2
+FEW = 1
 # Products that engines make in one, and what they are apart; the sizes of the parts are the model's.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
@@ -91,6 +91,7 @@ class _Loading:
         is_auto = self.context.mapping is name_map.AUTO
         order = {tap.name: place for place, tap in enumerate(self.model.taps)}
         found: dict[str, _Tensor] = {}
+        sources: dict[str, str] = {}  # what they are called in the dump
         extras: list[Unread] = []
         for name, of_all in self._unfused(parts):
             by_step = {step: by_rank for step, by_rank in of_all.items() if step in self.steps.names}
@@ -100,9 +101,15 @@ class _Loading:
             first = next(iter(next(iter(by_step.values())).values()))
             if (known is None and not is_auto) or first.shape is None:
                 extras.append(replace(first, name=called))
+            elif called in found and name.rpartition("/")[2] == sources[called].rpartition("/")[2]:
+                raise UserError(
+                    f"{sources[called]} and {name} are one tensor's; say in the names of folders or files which rank "
+                    "and step they are of (rank1, step_2), or give one"
+                )
             elif called in found:
                 extras.append(replace(first, name=name))
             else:
+                sources[called] = name
                 found[called] = _Tensor(called, known, by_step, first.row)
         places = {each.name: order.get(each.known[0].name, 0) if each.known else -1 for each in found.values()}
         return sorted(found.values(), key=lambda each: places[each.name]), extras
@@ -176,11 +183,12 @@ class _Loading:
         def of_step(number: int) -> Plan:
             by_rank = sorted(tensor.parts.get(self.steps.names[number], {}).items())
             shapes = {rank: each.shape or () for rank, each in by_rank}
-            return plan_of(shapes, self.steps.rows[number], *(tensor.known or (None, None)), self.model)
+            tap, entry = tensor.known or (None, None)
+            return plan_of(shapes, self.steps.rows[number], tap, entry, self.model)
 
         numbers = [n for n, name in enumerate(self.steps.names) if name in tensor.parts]
         own, longest = of_step(number), of_step(max(numbers, key=self.steps.rows.__getitem__))
-        is_alike = own.kind == longest.kind == SPLIT and longest.axis
+        is_alike = own.kind == longest.kind == SPLIT and not (own.of_tokens or longest.of_tokens)
         return replace(own, axis=longest.axis) if is_alike else own
 
     def _most(self, tap: Tap | None, entry: name_map.Entry | None) -> int:
@@ -262,14 +270,13 @@ class _Loading:
             by_axis: dict[int, list[str]] = {}
             for name, axis in ranks.joined.items():
                 by_axis.setdefault(axis, []).append(name)
-            ways = [f"{_words(names)} split along axis {axis}" for axis, names in sorted(by_axis.items())]
+            ways = [f"{_words(names)} {'along' if number else 'split along'} axis {axis}"
+                    for number, (axis, names) in enumerate(sorted(by_axis.items()))]  # fmt: skip
             ways += [f"{_words(ranks.added)} summed"] if ranks.added else []
             said.append(f"{len(ranks.numbers)} ranks{': ' if ways else ''}{', '.join(ways)}")
         if len(rows) > 1 or self.steps.others:
             steps = f"{len(rows)} steps of {_run_lengths(rows)}" if len(rows) > 1 else f"a step of {rows[0]}"
-            said.append(
-                f"{steps} tokens" + (f" ({self.steps.others} more are of other runs)" if self.steps.others else "")
-            )
+            said.append(f"{steps} tokens" + (f" ({_not_read(self.steps.others)})" if self.steps.others else ""))
         if said:
             yield f"read as {'; '.join(said)}"
 
@@ -301,6 +308,10 @@ def _in_one(arrays: Sequence[Array], axis: int, known: Known) -> Array:
         arrays = [np.pad(each, [(0, 0 if a == axis else n - each.shape[a]) for a, n in enumerate(most)])
                   for each in arrays]  # fmt: skip
     return np.concatenate(list(arrays), axis=axis)
+
+
+def _not_read(count: int) -> str:
+    return f"{count} more {'was' if count == 1 else 'were'} not read"
 
 
 def _run_lengths(rows: Sequence[int]) -> str:

@@ -37,12 +37,13 @@ UNLIKE = 0.5  # of both sides' squares: what parts of a sum differ by, where not
 @dataclass(frozen=True)
 class Plan:
     """How the tensors of the ranks are put together: ``axis`` along which, ``copies`` ranks in a row with the same
-    part, ``length`` of the axis that is kept (0: all)."""
+    part, ``length`` of the axis that is kept (0: all). ``of_tokens``: ranks have tokens of their own."""
 
     kind: str
     axis: int = 0
     copies: int = 1
     length: int = 0
+    of_tokens: bool = False
 
 
 def plan_of(shapes: Mapping[int, Shape], rows: int, tap: Tap | None, entry: Entry | None, model: Runnable) -> Plan:
@@ -51,7 +52,7 @@ def plan_of(shapes: Mapping[int, Shape], rows: int, tap: Tap | None, entry: Entr
     if count == 1 or uneven is not None:
         return Plan(ONE) if uneven is None else Plan(SPLIT, uneven)
     if rows not in first and first[0] * count == rows:
-        return Plan(SPLIT, 0)  # sequence-parallel: some tokens a rank
+        return Plan(SPLIT, 0, of_tokens=True)  # sequence-parallel
     own = rows if rows in first else 1
     width = math.prod(first) // own
     if tap is None or entry is None:
@@ -92,8 +93,19 @@ def _axis(shape: Shape, parts: int, tap: Tap, entry: Entry, model: Runnable, row
     if not is_apart:
         names |= {f"{name}*dim" for name in names if name.endswith("head") and "dim" in tap.kind.axes}
     known = {size_of(name, sizes) for name in names}
-    fitting = [axis for axis in range(len(shape)) if shape[axis] * parts in known]
-    return next((axis for axis in reversed(fitting) if shape[axis] != rows), fitting[-1] if fitting else len(shape) - 1)
+    of_rows = row_axis(shape, rows, tap, entry)
+    fitting = [axis for axis in range(len(shape)) if shape[axis] * parts in known and axis != of_rows]
+    return fitting[-1] if fitting else len(shape) - 1
+
+
+def row_axis(shape: Shape, rows: int, tap: Tap, entry: Entry) -> int:
+    """The axis of a tensor that runs over tokens: by the names of its axes, or else the first of that size."""
+    names = [each for each in entry.axes or tap.kind.axes if each != "batch"]
+    place = next((n for n, each in enumerate(names) if each in ("token", "query")), 0)
+    before = len(shape) - len(names)  # a batch of one, or heads that have an axis of their own
+    place += before if before > 0 and shape[0] == 1 and shape[place] != rows else 0
+    fits = place < len(shape) and shape[place] == rows
+    return place if fits else next((axis for axis, size in enumerate(shape) if size == rows), 0)
 
 
 def nmse(values: Array, right: Array) -> float:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
+from llamadiff import plugins
 from llamadiff.candidates import TRACES
 from llamadiff.candidates.command import PREFIX
 from llamadiff.ext.hints import file_kinds as kinds
@@ -96,6 +97,8 @@ def _mistaken_path(path: Path) -> str | None:
     kind = kinds.kind_of(path)
     if kind == kinds.CHECKPOINT:
         return f"{path}: is a model of Hugging Face, {RUN.format(folder=path)}"
+    if kind == kinds.PICKLE and _is_read(path):
+        return None
     if path.suffix == TRACES[1] and kind in (kinds.TRACE, kinds.TENSORS):
         return f"{path}: is {kind}, no NumPy archive; call it {path.with_suffix(TRACES[0]).name}"
     if kind in (kinds.PICKLE, kinds.ARRAY, kinds.NODES, kinds.OP, kinds.REPORT, kinds.PROGRAM):
@@ -104,11 +107,21 @@ def _mistaken_path(path: Path) -> str | None:
 
 
 def _mistaken_folder(path: Path, kind: str) -> str | None:
-    """Traces, of which one is the candidate, or pickles alone."""
+    """Traces, of which one is the candidate where nothing puts them together, or pickles alone."""
     files = [file for file in islice(path.iterdir(), kinds.MOST) if file.is_file()]
-    if kind == kinds.TRACES and all(file.suffix in (TRACES[0], ".gguf") for file in files):
+    if kind == kinds.TRACES and all(file.suffix in (TRACES[0], ".gguf") for file in files) and not _joins():
         return mistaken_file(path, TRACE)
-    pickles = sorted(file for file in files if kinds.is_pickle(file))
+    pickles = sorted(file for file in files if kinds.is_pickle(file) and not _is_read(file))
     if not pickles or len(pickles) < len(files):
         return None
     return f"{path}: {pickles[0].name} is a pickle, which can run code and is not opened; {SAVE.format()}"
+
+
+def _joins() -> bool:
+    """Whether the slice is there that reads .pt files, and puts files of tensors together."""
+    return "dumps" in plugins.slices()
+
+
+def _is_read(path: Path) -> bool:
+    """Whether a file is an archive of torch.save's, of which the pickle is read as data."""
+    return _joins() and kinds.is_saved(path)

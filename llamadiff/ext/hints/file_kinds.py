@@ -22,6 +22,7 @@ MOST = 10_000  # files of a directory that are looked at
 HEAD, LEAST = 1 << 16, 8  # bytes of a file that are looked at, and that it takes to say what it is
 MAX_HEADER = 1 << 23  # bytes of a safetensors header that are parsed
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_SAVED = (".pt", ".pth")  # that torch.save writes, an archive with a pickle in it
 _MAYBE_PICKLES = (".bin",)  # or raw values
 _ARRAYS = (".npy", ".f32", ".f16", ".bf16", ".bin", ".raw")
 _BEGINS = {
@@ -106,6 +107,14 @@ def is_pickle(path: Path, head: bytes = b"") -> bool:
         with path.open("rb") as file:
             head = file.read(4)
     return head[:4] == _ZIP or head[:2] in _PROTOCOLS
+
+
+def is_saved(path: Path) -> bool:
+    """Whether it is an archive as torch.save writes it, by its name and its first bytes."""
+    if path.suffix not in _SAVED:
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == _ZIP
 
 
 def _first_entry(head: bytes) -> bytes:

@@ -144,7 +144,6 @@ CANDIDATES = {
     "{folder}/report.json": "is a report of llamadiff's, no trace; give what it is a report of",
     "{folder}/engine.py": 'is a program, no trace; --candidate "cmd: python {folder}/engine.py {tokens} {out}" runs',
     "{folder}/trace.npz": "is a trace, no NumPy archive; call it trace.safetensors",
-    "{folder}/traces": "is a directory of traces, of which one is to be given here",
     "cmd: {folder}/engine.py {tokens} {out}": "is not executable; give cmd: python {folder}/engine.py ...",
     "{folder}/mien.safetensors": "mine.safetensors is there",
 }
