@@ -34,6 +34,8 @@ def as_torch(value: object, path: Path) -> None:
     def made(x: object) -> object:
         if isinstance(x, dict):
             return {key: made(each) for key, each in x.items()}
+        if isinstance(x, list):
+            return [made(each) for each in x]
         return torch.from_numpy(np.ascontiguousarray(x)) if isinstance(x, np.ndarray) else x
 
     put(path, lambda place: torch.save(made(value), place))
