@@ -17,8 +17,9 @@ from llamadiff.candidates.pieces import Piece, Unread
 from llamadiff.candidates.source import Context, assemble
 from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.dumps.labels import Step, names_for
-from llamadiff.ext.dumps.ranks import SPLIT, Plan, Ranks, is_last_alone, plan_of
+from llamadiff.ext.dumps.ranks import ONE, SPLIT, WHOLE, Plan, Ranks, is_last_alone, plan_of
 from llamadiff.ext.dumps.steps import Parts, Steps
+from llamadiff.numerics.arithmetic import precision
 from llamadiff.result.rows import stem
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Printed, Trace
@@ -28,6 +29,7 @@ Array = NDArray[Any]
 Known = tuple[Tap, name_map.Entry] | None
 
 FEW = 1
+SUM = " (sum over ranks)"  # behind a name, where values are to tell whether ranks hold parts of a tensor or of a sum
 # Products that engines make in one, and what they are apart; the sizes of the parts are the model's.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
@@ -82,7 +84,8 @@ class _Loading:
         joined = {tensor.known[0].name: self._joined(tensor) for tensor in tensors if tensor.known is not None}
         printed = Printed(notes=(*self._notes(),), faults=self._faults(), joined=joined)
         arrays = {name: trace.stored(name) for name in trace}
-        return Trace(info, arrays, trace.dtypes, known=trace.known, kept=trace.kept, printed=printed)
+        summed = {name: precision(next(iter(some[0].values()))) for name, some in self.ranks.added.items()}
+        return Trace(info, arrays, trace.dtypes, known=trace.known, kept={**summed, **trace.kept}, printed=printed)
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
@@ -101,6 +104,9 @@ class _Loading:
             first = next(iter(next(iter(by_step.values())).values()))
             if (known is None and not is_auto) or first.shape is None:
                 extras.append(replace(first, name=called))
+            elif called in found and not _overlap(found[called].parts, by_step):
+                for step, by_rank in by_step.items():
+                    found[called].parts.setdefault(step, {}).update(by_rank)
             elif called in found and name.rpartition("/")[2] == sources[called].rpartition("/")[2]:
                 raise UserError(
                     f"{sources[called]} and {name} are one tensor's; say in the names of folders or files which rank "
@@ -111,6 +117,8 @@ class _Loading:
             else:
                 sources[called] = name
                 found[called] = _Tensor(called, known, by_step, first.row)
+                if is_auto and known is None and any(len(by_rank) > 1 for by_rank in by_step.values()):
+                    found[f"{called}{SUM}"] = _Tensor(f"{called}{SUM}", known, by_step, first.row)
         places = {each.name: order.get(each.known[0].name, 0) if each.known else -1 for each in found.values()}
         return sorted(found.values(), key=lambda each: places[each.name]), extras
 
@@ -168,6 +176,14 @@ class _Loading:
                 return
             arrays[rank] = each.read(most)[0]
         plan = self._plan(tensor, number)
+        if plan.kind == ONE and tap is not None and entry is not None and self.steps.has_ranks:
+            self._refuse_part(*next(iter(arrays.items())), tap, entry, rows)
+        if tap is None and len(arrays) > 1:
+            first, *others = arrays.values()
+            is_same, is_sum = all(np.array_equal(first, each) for each in others), tensor.name.endswith(SUM)
+            if (is_same and is_sum) or (not is_same and not is_sum and plan.kind != SPLIT):
+                return
+            plan = Plan(WHOLE) if is_same or is_sum else plan
         name = tap.name if tap is not None else tensor.name
         self.ranks.step = f"in step {number + 1}, " if len(self.steps.names) > 1 else ""
         self.ranks.right = lambda wanted: self._right(wanted, tap, start, rows)
@@ -176,6 +192,16 @@ class _Loading:
         if plan.kind == SPLIT:
             numbered = {rank: np.full(each.shape, rank, np.float32) for rank, each in arrays.items()}
             tensor.owners[number] = _along(plan, numbered)
+
+    def _refuse_part(self, rank: int, values: Array, tap: Tap, entry: name_map.Entry, rows: int) -> None:
+        """Raise UserError for what one rank has of a tap, where the others' are not there."""
+        own = rows if rows in values.shape else 1
+        width, want = values.size // own, name_map.most_values(None, tap, entry, self.model, own) // own
+        if not tap.causal and width < want and want % width == 0:
+            raise UserError(
+                f"{tap.name}: rank {rank} has {width} of its {want} values of a token, and no other rank has it; "
+                "give the folder that holds all ranks, or tensors that were gathered"
+            )
 
     def _plan(self, tensor: _Tensor, number: int) -> Plan:
         """How its ranks are put together in a step; along which axis, that of most tokens tells best."""
@@ -270,15 +296,22 @@ class _Loading:
             by_axis: dict[int, list[str]] = {}
             for name, axis in ranks.joined.items():
                 by_axis.setdefault(axis, []).append(name)
+            is_auto = self.context.mapping is name_map.AUTO  # and what is what, the values are still to tell
             ways = [f"{_words(names)} {'along' if number else 'split along'} axis {axis}"
                     for number, (axis, names) in enumerate(sorted(by_axis.items()))]  # fmt: skip
             ways += [f"{_words(ranks.added)} summed"] if ranks.added else []
+            ways = [] if is_auto else ways
             said.append(f"{len(ranks.numbers)} ranks{': ' if ways else ''}{', '.join(ways)}")
         if len(rows) > 1 or self.steps.others:
             steps = f"{len(rows)} steps of {_run_lengths(rows)}" if len(rows) > 1 else f"a step of {rows[0]}"
             said.append(f"{steps} tokens" + (f" ({_not_read(self.steps.others)})" if self.steps.others else ""))
         if said:
             yield f"read as {'; '.join(said)}"
+
+
+def _overlap(some: Mapping[Step, Mapping[int, Unread]], others: Mapping[Step, Mapping[int, Unread]]) -> bool:
+    """Whether a rank has a tensor twice in a step."""
+    return any(some[step].keys() & by_rank.keys() for step, by_rank in others.items() if step in some)
 
 
 def _along(plan: Plan, arrays: Mapping[int, Array]) -> Array:
@@ -303,7 +336,7 @@ def _row_axis(shapes: Sequence[tuple[int, ...]], rows: Sequence[int]) -> int | N
 
 def _in_one(arrays: Sequence[Array], axis: int, known: Known) -> Array:
     """Steps one after the other; of scores, those of keys that came later are none."""
-    if known is not None and known[0].causal:
+    if known is None or known[0].causal:
         most = [max(sizes) for sizes in zip(*(each.shape for each in arrays), strict=True)]
         arrays = [np.pad(each, [(0, 0 if a == axis else n - each.shape[a]) for a, n in enumerate(most)])
                   for each in arrays]  # fmt: skip

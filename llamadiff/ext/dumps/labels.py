@@ -17,10 +17,9 @@ Step = tuple[int, ...]
 _STEPS = ("forward_pass_id", "forward_pass", "iteration", "iter", "step", "pass", "request", "prefill", "decode")
 _RANKS = ("tp_rank", "tp", "mp_rank", "rank", "cuda", "gpu", "device", "worker")  # the first that is there tells
 _OTHERS = ("pp_rank", "pp", "pid", "dump_index")
-_NUMBERED = re.compile(
-    rf"(?<![A-Za-z0-9])({'|'.join((*_STEPS, *_RANKS, *_OTHERS))})[_=:./-]?([0-9]{{1,18}})(?![A-Za-z0-9])",
-    re.IGNORECASE,
-)
+_WORDS = "|".join((*_STEPS, *_RANKS, *_OTHERS))
+_OF = "(?:[_-]?of[_-]?[0-9]{1,9})?"  # rank_0_of_2
+_NUMBERED = re.compile(rf"(?<![A-Za-z0-9])({_WORDS})[_=:./-]?([0-9]{{1,18}}){_OF}(?![A-Za-z0-9])", re.IGNORECASE)
 _PREFILL = re.compile(r"(?<![A-Za-z0-9])(prefill)()(?![A-Za-z0-9])", re.IGNORECASE)
 _PHASES = {"prefill": 0, "decode": 1}
 _ENDS = re.compile(r"(?<=/)[_.=-]+|[_.=-]+(?=/)|^[_.=/-]+|[_.=/-]+$")

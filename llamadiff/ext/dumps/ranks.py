@@ -56,7 +56,7 @@ def plan_of(shapes: Mapping[int, Shape], rows: int, tap: Tap | None, entry: Entr
     own = rows if rows in first else 1
     width = math.prod(first) // own
     if tap is None or entry is None:
-        return _plan_by_width(width, first, count, model)
+        return _plan_by_width(width, first, count, rows, model)
     want = most_values(None, tap, entry, model, own) // own
     if tap.causal:
         want = want // own * max(first[1:])  # keys of all steps so far
@@ -75,25 +75,30 @@ def _uneven_axis(shapes: Sequence[Shape]) -> int | None:
     return axes[0] if len(axes) == 1 else None
 
 
-def _plan_by_width(width: int, shape: Shape, count: int, model: Runnable) -> Plan:
+def _plan_by_width(width: int, shape: Shape, count: int, rows: int, model: Runnable) -> Plan:
     """How tensors of a name that no map has are put together: as a tap would be that the model has."""
-    widths = {math.prod(shape_of(tap, 1, model.sizes)) for tap in model.taps}
-    is_split = width * count in widths and width not in widths
-    return Plan(SPLIT, len(shape) - 1 if len(shape) < 3 else len(shape) - 2) if is_split else Plan(WHOLE)
+    widths = {math.prod(shape_of(tap, rows, model.sizes)) // rows for tap in model.taps}
+    if width * count not in widths:
+        return Plan(WHOLE)
+    of_rows = next((axis for axis, size in enumerate(shape) if size == rows), 0)
+    others = [axis for axis, size in enumerate(shape) if axis != of_rows and not (size == 1 and axis == 0)]
+    return Plan(SPLIT, others[0] if others else len(shape) - 1)
 
 
 def _axis(shape: Shape, parts: int, tap: Tap, entry: Entry, model: Runnable, rows: int) -> int:
     """The axis of which ranks hold parts: with that many of them it has a size that the tap has an axis of."""
     axes = [axis for axis in entry.axes or tap.kind.axes if axis not in ("batch", "token", "query", "key")]
     sizes = {**model.sizes, "batch": 1, **({"kv_head": model.sizes["head"]} if "repeated" in entry.done else {})}
-    is_apart = len(shape) - (shape[0] == 1) > 2  # heads have an axis of their own
+    stated = [axis for axis in entry.axes or tap.kind.axes if axis != "batch"]
+    of_rows = row_axis(shape, rows, tap, entry)
+    is_named = len(stated) == len(shape) and stated[of_rows] in ("token", "query")
+    is_apart = len(shape) - (shape[0] == 1 and not is_named) > 2  # heads have an axis of their own
     names = {name for axis in axes for name in (axis.split("*") if is_apart else (axis,)) if name != "dim"}
     if "kv_head" in {part for axis in tap.kind.axes for part in axis.split("*")}:
         names |= {name.replace("head", "kv_head") for name in names if "kv_head" not in name}
     if not is_apart:
         names |= {f"{name}*dim" for name in names if name.endswith("head") and "dim" in tap.kind.axes}
     known = {size_of(name, sizes) for name in names}
-    of_rows = row_axis(shape, rows, tap, entry)
     fitting = [axis for axis in range(len(shape)) if shape[axis] * parts in known and axis != of_rows]
     return fitting[-1] if fitting else len(shape) - 1
 
@@ -140,7 +145,7 @@ class Ranks:
         """The values of all ranks in one."""
         self.numbers = max(self.numbers, tuple(arrays), key=len)
         values = list(arrays.values())
-        if plan.kind == ONE:
+        if plan.kind == ONE or (tap is None and all(nmse(each, values[0]) <= SAME["bf16"] for each in values)):
             return values[0]
         if plan.kind == SPLIT:
             self.joined[name] = plan.axis
@@ -150,7 +155,7 @@ class Ranks:
                 self._compare(name, dict(zip(ranks, group, strict=True)), "hold the same part of it")
             whole = np.concatenate([group[0] for group in groups], axis=plan.axis)
             return whole.take(range(plan.length), axis=plan.axis) if plan.length else whole
-        if self._is_sum(arrays, tap):
+        if tap is None or self._is_sum(arrays, tap):
             self.added.setdefault(name, []).append(arrays)
             self.parts = name, arrays
             total: Array = np.sum([each.astype(np.float64) for each in values], axis=0).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,7 @@ POSITIONS = ("positions", "position_ids")
 SOLE = ("value", "tensor", "data", "output", "")  # what one tensor of a file is called, that is called as the file
 LATE = ("model", "logits_processor", "lm_head")  # what SGLang's hook writes into the file of the pass that follows
 MAX_TENSORS = 1 << 18
+_OF_LIST = re.compile(r"([0-9]{1,9})\.(.+)")
 
 
 def matches(spec: str) -> bool:
@@ -75,7 +77,9 @@ def open_source(spec: str) -> CandidateSource:
         batches = tuple(steps.rows)
         run = Info(tokens, tuple(range(len(tokens))), batches[0], None, {"name": "the dump"}, {}, batches)
     untold = f"{spec}: has no tensor of token ids (input_ids); a file {folder / 'tokens'} would hold them"
-    return CandidateSource(partial(load_trace, path, parts, replace(steps, tokens=tokens)), tokens, untold, run=run)
+    has_ranks = any(entry.label.rank is not None for entry in entries)
+    read = replace(steps, tokens=tokens, has_ranks=has_ranks)
+    return CandidateSource(partial(load_trace, path, parts, read), tokens, untold, run=run)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -119,13 +123,29 @@ def _entries(folder: Path, path: Path) -> Iterator[_Entry]:
     if path.parent == folder and path in dump.token_files(folder):
         return
     own = named_row(path.relative_to(folder).with_suffix("").as_posix())[0]
-    tensors = READERS[path.suffix](path)
+    tensors = _by_step(READERS[path.suffix](path))
     for tensor in tensors:
         name = own if len(tensors) == 1 and tensor.name in SOLE else f"{own}/{tensor.name}"
         label = read_label(name)
         if "pass" in label.words and label.step and any(each in LATE for each in names_for(label.name)):
             label = replace(label, step=(label.step[0] - 1, *label.step[1:]))
         yield _Entry(label, tensor, path)
+
+
+def _by_step(tensors: list[Unread]) -> list[Unread]:
+    """The tensors of a file; where it is a list of dicts with the same names, of which all but the first are of one
+    token, these are steps."""
+    places = [_OF_LIST.fullmatch(tensor.name) for tensor in tensors]
+    names: dict[str, set[str]] = {}
+    for place in places:
+        if place is None:
+            return tensors
+        names.setdefault(place[1], set()).add(place[2])
+    last = [tensor.shape or () for tensor, place in zip(tensors, places, strict=True) if place and place[1] != "0"]
+    rows = sum(1 in shape[:2] for shape in last)
+    if len(names) < 2 or len({frozenset(each) for each in names.values()}) > 1 or 2 * rows <= len(last):
+        return tensors
+    return [replace(tensor, name=f"step_{tensor.name}".replace(".", "/", 1)) for tensor in tensors]
 
 
 # -- names, steps, ranks ----------------------------------------------------------------------------------------------

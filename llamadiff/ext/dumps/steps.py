@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -22,13 +22,14 @@ Parts = dict[str, dict[Step, dict[int, Unread]]]  # name -> step -> rank -> tens
 class Steps:
     """The steps of one run, in order, and how many tokens each has; ``tokens`` of all, where they are known.
 
-    ``others``: how many steps the dump has of other runs.
+    ``others``: how many steps the dump has of other runs; ``has_ranks``: its names say which rank is whose.
     """
 
     names: tuple[Step, ...]
     rows: tuple[int, ...]
     tokens: tuple[int, ...] = ()
     others: int = 0
+    has_ranks: bool = False
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -41,7 +42,8 @@ class Steps:
             begin = sum(self.rows[:first])
             if not whole or whole[begin : begin + count] == tuple(tokens):
                 left = len(self.names) - (last - first)
-                return Steps(self.names[first:last], self.rows[first:last], tuple(tokens), self.others + left)
+                names, rows = self.names[first:last], self.rows[first:last]
+                return replace(self, names=names, rows=rows, tokens=tuple(tokens), others=self.others + left)
         ran = ", ".join(map(str, self.rows[:8])) + (", ..." if len(self.rows) > 8 else "")
         ids = f", with the ids {', '.join(map(str, whole[:8]))}{', ...' if len(whole) > 8 else ''}" if whole else ""
         raise UserError(
