@@ -1,4 +1,4 @@
-"""What engines print and call otherwise: debug logs, names found by values, taps that hold others."""
+"""What engines print, dump and call otherwise: debug logs, ranks and steps, names found by values, misplaced taps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Dumps(Slice):
-    """What engines print and call otherwise: debug logs, names found by values, taps that hold others."""
+    """What engines print, dump and call otherwise: debug logs, ranks and steps, names found by values, misplaced taps."""
 
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.dumps.saved", "llamadiff.ext.dumps.log")

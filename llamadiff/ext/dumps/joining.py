@@ -54,6 +54,7 @@ class _Tensor:
     owners: dict[int, Array] = field(default_factory=dict)  # of each value, its rank
 
 
+@np.errstate(all="ignore")  # what is not finite shows in the values
 def load_trace(path: Path, parts: Parts, steps: Steps, context: Context) -> Trace:
     """A dump as a trace. Raises UserError, with the dump's path, for what does not fit the model or the tokens."""
     try:

@@ -51,7 +51,7 @@ def plan_of(shapes: Mapping[int, Shape], rows: int, tap: Tap | None, entry: Entr
     first, count, uneven = next(iter(shapes.values())), len(shapes), _uneven_axis(list(shapes.values()))
     if count == 1 or uneven is not None:
         return Plan(ONE) if uneven is None else Plan(SPLIT, uneven)
-    if rows not in first and first[0] * count == rows:
+    if rows not in first and first[:1] == (rows / count,):
         return Plan(SPLIT, 0, of_tokens=True)  # sequence-parallel
     own = rows if rows in first else 1
     width = math.prod(first) // own
@@ -59,7 +59,7 @@ def plan_of(shapes: Mapping[int, Shape], rows: int, tap: Tap | None, entry: Entr
         return _plan_by_width(width, first, count, rows, model)
     want = most_values(None, tap, entry, model, own) // own
     if tap.causal:
-        want = want // own * max(first[1:])  # keys of all steps so far
+        want = want // own * max((1, *first[1:]))  # keys of all steps so far
     if width < want and width * count % want == 0:
         copies = width * count // want
         return Plan(SPLIT, _axis(first, count // copies, tap, entry, model, rows), copies)
