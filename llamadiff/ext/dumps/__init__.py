@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Dumps(Slice):
-    """What engines print, dump and call otherwise: debug logs, ranks and steps, names found by values, misplaced taps."""
+    """What engines print, dump and call otherwise: debug logs, ranks, steps, names found by values, misplaced taps."""
 
     def sources(self) -> Sequence[str]:
         return ("llamadiff.ext.dumps.saved", "llamadiff.ext.dumps.log")

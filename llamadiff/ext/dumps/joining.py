@@ -175,7 +175,8 @@ class _Loading:
                 if tap is not None and entry is not None:
                     name_map.most_values(each.shape, tap, entry, self.model, len(self.context.tokens))
                 return
-            arrays[rank] = each.read(most)[0]
+            values = each.read(most)[0]
+            arrays[rank] = values.reshape(_in_rows(values.shape, rows, tap))
         plan = self._plan(tensor, number)
         if plan.kind == ONE and tap is not None and entry is not None and self.steps.has_ranks:
             self._refuse_part(*next(iter(arrays.items())), tap, entry, rows)
@@ -209,8 +210,8 @@ class _Loading:
 
         def of_step(number: int) -> Plan:
             by_rank = sorted(tensor.parts.get(self.steps.names[number], {}).items())
-            shapes = {rank: each.shape or () for rank, each in by_rank}
             tap, entry = tensor.known or (None, None)
+            shapes = {rank: _in_rows(each.shape or (), self.steps.rows[number], tap) for rank, each in by_rank}
             return plan_of(shapes, self.steps.rows[number], tap, entry, self.model)
 
         numbers = [n for n, name in enumerate(self.steps.names) if name in tensor.parts]
@@ -308,6 +309,12 @@ class _Loading:
             said.append(f"{steps} tokens" + (f" ({_not_read(self.steps.others)})" if self.steps.others else ""))
         if said:
             yield f"read as {'; '.join(said)}"
+
+
+def _in_rows(shape: tuple[int, ...], rows: int, tap: Tap | None) -> tuple[int, ...]:
+    """The shape of values that lie in a file one after the other, which states none."""
+    is_flat = tap is not None and tap.row_axis == 0 and len(shape) == 1 and shape[0] > rows and shape[0] % rows == 0
+    return (rows, shape[0] // rows) if is_flat else shape
 
 
 def _overlap(some: Mapping[Step, Mapping[int, Unread]], others: Mapping[Step, Mapping[int, Unread]]) -> bool:

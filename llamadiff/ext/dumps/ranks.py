@@ -51,7 +51,8 @@ def plan_of(shapes: Mapping[int, Shape], rows: int, tap: Tap | None, entry: Entr
     first, count, uneven = next(iter(shapes.values())), len(shapes), _uneven_axis(list(shapes.values()))
     if count == 1 or uneven is not None:
         return Plan(ONE) if uneven is None else Plan(SPLIT, uneven)
-    if rows not in first and first[:1] == (rows / count,):
+    whole = math.prod(first) * count if tap is None or entry is None else most_values(None, tap, entry, model, rows)
+    if rows not in first and first[:1] == (rows / count,) and math.prod(first) * count == whole:
         return Plan(SPLIT, 0, of_tokens=True)  # sequence-parallel
     own = rows if rows in first else 1
     width = math.prod(first) // own

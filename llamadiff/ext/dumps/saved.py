@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.candidates import dump
-from llamadiff.candidates.arrays import KINDS, npz
+from llamadiff.candidates.arrays import KINDS, RAW, npz
 from llamadiff.candidates.pieces import Unread, named_row
 from llamadiff.candidates.source import CandidateSource
 from llamadiff.ext.dumps.joining import load_trace
@@ -48,7 +48,7 @@ def _is_ours(path: Path) -> bool:
     if path.suffix in (*ENDINGS, SAFETENSORS):
         return True
     label = read_label(path.with_suffix("").as_posix())
-    return path.suffix in (*KINDS, NPZ) and bool(label.step or label.rank is not None)
+    return path.suffix in (*RAW, ".npy", NPZ) and bool(label.step or label.rank is not None)
 
 
 def files(spec: str) -> Iterator[Path]:

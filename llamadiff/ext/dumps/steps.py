@@ -38,6 +38,8 @@ class Steps:
     def within(self, where: str, tokens: Sequence[int]) -> Steps:
         """Those that ran these tokens. Raises UserError where none of them did."""
         whole, count = tuple(self.tokens), len(tokens)
+        if self.rows == (0,) and not whole:
+            return replace(self, rows=(count,), tokens=tuple(tokens))  # no tensor has rows that tell
         for first, last in self._spans(count):
             begin = sum(self.rows[:first])
             if not whole or whole[begin : begin + count] == tuple(tokens):
@@ -68,14 +70,14 @@ def rows_of(parts: Parts) -> Mapping[Step, int]:
             shape = next(iter(by_rank.values())).shape
             if shape is not None and len(shape) > 1:
                 count[shape[1] if shape[0] == 1 and len(shape) > 2 else shape[0]] += 1
-    return {step: count.most_common(1)[0][0] if count else 1 for step, count in found.items()}
+    return {step: count.most_common(1)[0][0] if count else 0 for step, count in found.items()}
 
 
 def request_of(ids: Mapping[Step, Array], positions: Mapping[Step, Array], rows: Mapping[Step, int]) -> Steps:
     """The steps of the longest run in a dump: engines warm up, and serve more than one request."""
     names = sorted(ids.keys() | rows.keys())
     sizes = {step: int(ids[step].size) if step in ids else rows[step] for step in names}
-    names = [step for step in names if sizes[step]]
+    names = [step for step in names if sizes[step] or len(names) == 1]
     runs: list[list[Step]] = []
     for step in names:
         begins = step in positions and positions[step].size and int(positions[step][0]) == 0

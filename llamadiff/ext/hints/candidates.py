@@ -13,7 +13,7 @@ from llamadiff import plugins
 from llamadiff.candidates import TRACES
 from llamadiff.candidates.command import PREFIX
 from llamadiff.ext.hints import file_kinds as kinds
-from llamadiff.ext.hints.places import RUN, SAVE, TRACE, exists, mistaken_file, near_name
+from llamadiff.ext.hints.places import RUN, SAVE, TRACE, exists, is_read, mistaken_file, near_name
 
 # What braces stand for in a command.
 KNOWN = ("model", "tokens", "tokens_file", "rows", "prompt", "n_prefill", "n_predict", "out", "steps")
@@ -97,7 +97,7 @@ def _mistaken_path(path: Path) -> str | None:
     kind = kinds.kind_of(path)
     if kind == kinds.CHECKPOINT:
         return f"{path}: is a model of Hugging Face, {RUN.format(folder=path)}"
-    if kind == kinds.PICKLE and _is_read(path):
+    if kind == kinds.PICKLE and is_read(path):
         return None
     if path.suffix == TRACES[1] and kind in (kinds.TRACE, kinds.TENSORS):
         return f"{path}: is {kind}, no NumPy archive; call it {path.with_suffix(TRACES[0]).name}"
@@ -109,19 +109,13 @@ def _mistaken_path(path: Path) -> str | None:
 def _mistaken_folder(path: Path, kind: str) -> str | None:
     """Traces, of which one is the candidate where nothing puts them together, or pickles alone."""
     files = [file for file in islice(path.iterdir(), kinds.MOST) if file.is_file()]
-    if kind == kinds.TRACES and all(file.suffix in (TRACES[0], ".gguf") for file in files) and not _joins():
+    if (
+        kind == kinds.TRACES
+        and all(file.suffix in (TRACES[0], ".gguf") for file in files)
+        and "dumps" not in plugins.slices()
+    ):
         return mistaken_file(path, TRACE)
-    pickles = sorted(file for file in files if kinds.is_pickle(file) and not _is_read(file))
+    pickles = sorted(file for file in files if kinds.is_pickle(file) and not is_read(file))
     if not pickles or len(pickles) < len(files):
         return None
     return f"{path}: {pickles[0].name} is a pickle, which can run code and is not opened; {SAVE.format()}"
-
-
-def _joins() -> bool:
-    """Whether the slice is there that reads .pt files, and puts files of tensors together."""
-    return "dumps" in plugins.slices()
-
-
-def _is_read(path: Path) -> bool:
-    """Whether a file is an archive of torch.save's, of which the pickle is read as data."""
-    return _joins() and kinds.is_saved(path)

@@ -14,6 +14,7 @@ MODEL, ARRAY, ARCHIVE, PICKLE = "a GGUF model", "one NumPy array (.npy)", "a Num
 TRACE, WEIGHTS, TENSORS = "a trace", "a checkpoint's weights", "bare tensors (.safetensors)"
 CHECKPOINT, ARRAYS, TRACES = "a checkpoint's directory", "a directory of arrays", "a directory of traces"
 MODELS, FOLDER = "a directory of GGUF files", "a directory"
+SAVED = "tensors that torch.save wrote"
 NODES, OP, REPORT = "a run that capture --nodes recorded", "an op that backend --keep saved", "a report of llamadiff's"
 PROGRAM = "a program"
 EMPTY, SHORT, TEXT = "empty", "a file of less than 8 bytes", "a text file"

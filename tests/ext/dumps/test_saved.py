@@ -276,3 +276,150 @@ def test_what_sglang_writes_is_read_by_the_map_of_hugging_face(mistake: str, sma
         assert "all of it in the part of rank 1" in said(result)
     else:
         assert result.verdict == "match"
+
+
+# -- layouts that came after ------------------------------------------------------------------------------------------
+
+
+def phases(dump: Dump, folder: Path) -> Path:
+    for step, rank, name, values in tensors(dump):
+        place = folder / ("prefill" if step == 0 else f"decode_{step - 1}") / f"rank{rank}"
+        put(place / f"{name}.npy", lambda path, x=values: np.save(path, x))
+    return folder
+
+
+def flat_names(dump: Dump, folder: Path) -> Path:
+    for step, rank, name, values in tensors(dump):
+        put(folder / f"{name}_tp{rank}_step{step}.npy", lambda path, x=values: np.save(path, x))
+    return folder
+
+
+def ranks_from_one(dump: Dump, folder: Path) -> Path:
+    """A folder of its own for each process, which says nothing."""
+    for step, rank, name, values in tensors(dump):
+        place = folder / f"host{'ab'[rank]}" / f"step-{step}" / f"rank_{rank + 1}_of_2" / f"{name}.npy"
+        put(place, lambda path, x=values: np.save(path, x))
+    return folder
+
+
+def lists_of_steps(dump: Dump, folder: Path) -> Path:
+    for rank in range(2):
+        as_torch([{name: each[rank] for name, each in taps.items()} for taps in dump], folder / f"rank{rank}.pt")
+    return folder
+
+
+def some_tokens_a_rank(dump: Dump, folder: Path) -> Path:
+    """Sequence-parallel between the products, where tokens are as many as ranks or more."""
+    for step, rank, name, values in tensors(dump):
+        is_split = len(values) % 2 == 0 and ("norm" in name or "l_out" in name)
+        own = np.split(values, 2)[rank] if is_split else values
+        put(folder / f"step{step}" / f"rank{rank}" / f"{name}.npy", lambda path, x=own: np.save(path, x))
+    return folder
+
+
+def a_padded_vocabulary(dump: Dump, folder: Path) -> Path:
+    for step, rank, name, values in tensors(dump):
+        own = values
+        if name == "result_output":
+            own = np.split(np.pad(np.concatenate(dump[step][name], -1), ((0, 0), (0, 32))), 2, -1)[rank]
+        put(folder / f"step{step}" / f"rank{rank}" / f"{name}.npy", lambda path, x=own: np.save(path, x))
+    return folder
+
+
+def last_logits_alone(dump: Dump, folder: Path) -> Path:
+    for step, rank, name, values in tensors(dump):
+        own = values[-1:] if name == "result_output" else values
+        put(folder / f"step{step}" / f"rank{rank}" / f"{name}.npy", lambda path, x=own: np.save(path, x))
+    return folder
+
+
+def replicas_of_one(dump: Dump, folder: Path) -> Path:
+    for step, rank, name, values in tensors(dump):
+        if rank == 0 or not any(word in name for word in ("norm", "l_out", "ffn_inp", "embd")):
+            put(folder / f"step{step}" / f"rank{rank}" / f"{name}.npy", lambda path, x=values: np.save(path, x))
+    return folder
+
+
+LATER = (
+    phases,
+    flat_names,
+    ranks_from_one,
+    some_tokens_a_rank,
+    a_padded_vocabulary,
+    last_logits_alone,
+    replicas_of_one,
+)
+
+
+@pytest.mark.parametrize(
+    "write", [*LATER, pytest.param(lists_of_steps, marks=needs("torch"))], ids=lambda write: write.__name__
+)
+def test_a_right_run_is_right_in_later_layouts(write: Write, small_model, tmp_path) -> None:
+    path = small_model("llama")
+    dump = ParallelEngine(path, 2).run(batches=STEPS)
+    result = verbs.compare(path, Run(tokens=TOKENS), str(write(dump, tmp_path)))
+    assert result.verdict == "match"
+    assert not result.missing
+    assert len(result.rows) == len(dump[0])
+
+
+@pytest.mark.parametrize("mistake", ["", engine.OTHER_SHARD])
+def test_a_sum_of_parts_in_16_bits_is_no_finer_than_they_are(mistake: str, small_model, tmp_path) -> None:
+    path = small_model("llama")
+    for step, rank, name, values in tensors(ParallelEngine(path, 2, mistake).run(batches=STEPS)):
+        bits = (np.ascontiguousarray(values, np.float32)[None].view(np.uint32) + 0x8000 >> 16).astype("<u2")
+        put(tmp_path / f"step{step}" / f"rank{rank}" / f"{name}.bf16", bits.tofile)
+        (tmp_path / f"step{step}" / f"rank{rank}" / f"{name}.json").write_text(f'{{"shape": {list(bits.shape)}}}')
+    result = verbs.compare(path, Run(tokens=TOKENS), str(tmp_path))
+    assert result.verdict == ("wrong" if mistake else "noise")
+    assert {row.tap for row in result.wrong} == ({"ffn_out-1"} if mistake else set())
+
+
+def test_values_without_a_shape_have_the_tokens_rows(small_model, captured, tmp_path) -> None:
+    path = small_model("llama")
+    for _, rank, name, values in tensors(ParallelEngine(path, 2).run()):
+        if not name.startswith("kq") or name.startswith("kqv"):
+            put(tmp_path / f"rank{rank}" / f"{name}.f32", np.ascontiguousarray(values, "<f4").tofile)
+    result = judged(tmp_path, path, captured(tokens=TOKENS))
+    assert result.verdict == "match"
+    assert {name.partition("-")[0] for name in result.missing} == {"kq", "kq_soft_max"}
+
+
+def test_a_map_says_how_the_parts_of_heads_lie(small_model, captured, tmp_path) -> None:
+    """One head of K a rank, heads before tokens."""
+    path = small_model("llama")
+    for _, rank, name, values in tensors(ParallelEngine(path, 2).run()):
+        own = values.swapaxes(0, 1) if "rope" in name else values
+        put(tmp_path / f"rank{rank}" / f"{name}.npy", lambda place, x=own: np.save(place, x))
+    mapping = tmp_path.with_suffix(".toml")
+    mapping.write_text('[Qcur_rope]\naxes = "head token dim"\n[Kcur_rope]\naxes = "kv_head token dim"\n')
+    result = verbs.check(captured(tokens=TOKENS), path, How(name_map=str(mapping)), str(tmp_path))
+    assert result.verdict == "match"
+    assert "Qcur_rope" in said(result)
+
+
+@pytest.mark.parametrize("mistake", ["", engine.SWAPPED_HEADS, engine.OTHER_SHARD])
+def test_names_that_nobody_knows_are_found_with_their_ranks(mistake: str, small_model, captured, tmp_path) -> None:
+    """An FFN of twice the model's width: a rank's part of it is as wide as a part of a sum."""
+    path = small_model("llama")
+    dump = ParallelEngine(path, 2, mistake).run()
+    words = {name.rpartition("-")[0] for name in dump[0]} | {*dump[0]}
+    called = {word: f"t{chr(97 + n % 26)}{chr(97 + n // 26)}" for n, word in enumerate(sorted(words))}
+    for _, rank, name, values in tensors(dump):
+        word, _, layer = name.rpartition("-")
+        own = f"net.{layer}.{called[word]}" if word else called[name]
+        put(tmp_path / f"rank{rank}" / f"{own}.npy", lambda path, x=values: np.save(path, x))
+    result = verbs.check(captured(tokens=TOKENS), path, How(name_map="auto"), str(tmp_path))
+    assert not result.missing
+    assert [row.tap for row in result.wrong] == {
+        "": [], engine.SWAPPED_HEADS: ["Qcur_proj-1"], engine.OTHER_SHARD: ["ffn_out-1"]
+    }[mistake]  # fmt: skip
+
+
+def test_a_rank_alone_is_told_that_others_lack(small_model, captured, tmp_path) -> None:
+    path = small_model("llama")
+    for _, rank, name, values in tensors(ParallelEngine(path, 2).run()):
+        if rank == 0:
+            put(tmp_path / f"rank{rank}" / f"{name}.npy", lambda path, x=values: np.save(path, x))
+    with pytest.raises(UserError, match="Qcur_proj-0: rank 0 has 128 of its 256 values of a token, and no other rank"):
+        judged(tmp_path, path, captured(tokens=TOKENS))
