@@ -20,6 +20,7 @@ TOKENS = (1, 17, 5, 80, 42, 9, 33)
 BIAS_EVERYWHERE, NO_ALL_REDUCE, ONE_ALL_REDUCE = "bias on every rank", "no all-reduce", "all-reduce to rank 0 alone"
 SWAPPED_HEADS, OTHER_NORM, OTHER_SHARD = "heads of rank 1 swapped", "norm of rank 1", "down shard of rank 1"
 OTHER_ROPE, STALE_CACHE = "RoPE of rank 1", "cache of rank 1 in decode steps"
+ALL_ROPE = "RoPE of all ranks"
 
 
 class ParallelEngine:
@@ -95,7 +96,8 @@ class ParallelEngine:
 
     def rope(self, x: Array, positions: Array, layer: int, rank: int) -> Array:
         half = self.h.n_rot // 2
-        base = 500000.0 if self.is_wrong(OTHER_ROPE, layer, rank) and rank else self.h.base
+        is_wrong = self.is_wrong(OTHER_ROPE, layer, rank) or self.is_wrong(ALL_ROPE, layer)
+        base = 500000.0 if is_wrong else self.h.base
         angles = positions[:, None, None] * base ** (-np.arange(half) / half)
         cos, sin = np.cos(angles), np.sin(angles)
         pairs = (

@@ -9,15 +9,23 @@ import numpy as np
 import pytest
 from ext.dumps import parallel_engine as engine
 from ext.dumps.parallel_engine import TOKENS, Dump, ParallelEngine, tensors
+from llamaref import Engine
 from optional import needs
 from safetensors.numpy import save_file
 
 from llamadiff import UserError
+from llamadiff.candidates.reference import record
+from llamadiff.engines.reference_model import Model
 from llamadiff.engines.run_spec import How, Run
+from llamadiff.ext.dumps.labels import read_label
+from llamadiff.ext.dumps.ranks import WHOLE, Plan, Ranks
+from llamadiff.numerics.halves import round_bf16
 from llamadiff.result.comparison import Comparison
 from llamadiff.trace.reader import Trace
+from llamadiff.trace.taps import BY_WORD, Tap
 from llamadiff.verbs import verbs
 
+NORM = Tap(BY_WORD["attn_norm"], 0)
 Write = Callable[[Dump, Path], Path]
 STEPS = (4, 2, 1)
 
@@ -172,6 +180,77 @@ def test_ranks_that_differ_are_wrong_where_they_must_not(mistake, words, small_m
     assert words in result.headline
     wrong = [row.tap for row in result.wrong]
     assert wrong == (["ffn_inp-1"] if mistake == engine.NO_ALL_REDUCE else [])  # what comes after is not accused
+
+
+def test_a_mistake_of_all_ranks_is_no_ranks(small_model, captured, tmp_path) -> None:
+    path = small_model("llama")
+    dump = tensorrt_arrays(ParallelEngine(path, 2, engine.ALL_ROPE).run(), tmp_path)
+    result = judged(dump, path, captured(tokens=TOKENS))
+    assert result.headline.startswith("RoPE, layer 1: uses base 500000, where 10000 is right")
+    assert "rank" not in result.headline
+
+
+def split_by_axes(values: np.ndarray, tap: Tap, rng: np.random.Generator) -> list[np.ndarray]:
+    """What two ranks have of a tap of any architecture: parts of heads and of the FFN, parts of sums, the same."""
+    parted = ("head", "kv_head", "ff", "ff_exp", "ff_shexp", "vocab")
+    axes = [n for n, axis in enumerate(tap.kind.axes) if {*axis.split("*")} & {*parted} and values.shape[n] % 2 == 0]
+    if axes:
+        return np.split(values, 2, axes[0])
+    if tap.kind.op in ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS") and tap.kind.axes[-1] == "embd":
+        part = values.std() * rng.standard_normal(values.shape).astype(np.float32)
+        part[rng.random(len(values)) < 0.3] = 0  # as of a vocabulary in parts
+        return [part, values - part]
+    return [values, values]
+
+
+@pytest.mark.parametrize("arch", ["moe", "qwen3", "gemma3", "phi3", "deepseek2", "mamba2"])
+def test_ranks_of_each_architecture_are_put_together(arch: str, small_model, captured, tmp_path) -> None:
+    path, rng = small_model(arch), np.random.default_rng(0)
+    trace, model = record(Engine(path), TOKENS, "mine"), Model(path)
+    for tap in model.taps:
+        for rank, own in enumerate(split_by_axes(np.asarray(trace[tap.name]), tap, rng) if tap.name in trace else ()):
+            put(tmp_path / f"rank{rank}" / f"{tap.name}.npy", lambda path, x=own: np.save(path, x))
+    result = judged(tmp_path, path, captured(arch, tokens=TOKENS))
+    assert result.verdict == "match"
+    assert not result.missing
+    assert "summed" in said(result)
+
+
+@pytest.mark.parametrize("off", [0, 1, 3])
+def test_of_many_ranks_the_one_that_differs_is_named_without_llama_cpp(off: int) -> None:
+    right, ranks = np.random.default_rng(1).standard_normal((3, 8)).astype(np.float32), Ranks()
+    ranks.put_together(Plan(WHOLE), {n: right * (1.01 if n == off else 1) for n in range(4)}, NORM, "attn_norm-0")
+    assert ranks.fault.startswith(f"attn_norm-0: rank {off} and rank {0 if off else 1} must have the same, and are off")
+
+
+def test_what_differs_by_the_last_digits_of_its_type_is_the_same() -> None:
+    right, ranks = round_bf16(np.random.default_rng(1).standard_normal((3, 8)).astype(np.float32)), Ranks()
+    bits = right.view(np.uint32).copy()
+    bits[:, ::3] += 0x10000  # the next in bfloat16
+    ranks.put_together(Plan(WHOLE), {0: right, 1: bits.view(np.float32)}, NORM, "attn_norm-0")
+    assert not ranks.fault
+    ranks.put_together(Plan(WHOLE), {0: right, 1: right * np.float32(1.02)}, NORM, "attn_norm-0")
+    assert ranks.fault
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "step", "rank"),
+    [
+        ("TP0_PP1_Rank2_pid77/Pass00003/model.layers.0.mlp.down_proj", "model.layers.0.mlp.down_proj", (3,), 0),
+        ("d/forward_pass_id=4___rank=1___name=h___dump_index=9___layer_id=2", "h.2", (4,), 1),
+        ("9f-1/step_2/model.norm/outputs_0_cuda_1", "9f-1/model.norm/outputs_0", (2,), 1),
+        ("PP_0/TP_1/iteration_5/logits", "logits", (5,), 1),
+        ("prefill/embd", "embd", (0, 0), None),
+        ("decode/3/embd.rank1", "embd", (1, 3), 1),
+        ("l_out-3_tp1of2_step7", "l_out-3", (7,), 1),
+        ("Qcur_rope-11", "Qcur_rope-11", (), None),
+        ("model.layers.12.self_attn.o_proj", "model.layers.12.self_attn.o_proj", (), None),
+        ("blk.1.stepper.3/franker2", "blk.1.stepper.3/franker2", (), None),
+    ],
+)
+def test_a_name_says_its_step_and_rank(path: str, name: str, step: tuple[int, ...], rank: int | None) -> None:
+    label = read_label(path)
+    assert (label.name, label.step, label.rank) == (name, step, rank)
 
 
 def test_a_mistake_in_decode_steps_is_said_of_its_rank(small_model, tmp_path) -> None:
