@@ -289,7 +289,8 @@ class _Loading:
 
     def _faults(self) -> tuple[str, ...]:
         fault = self.ranks.fault
-        return (f"{fault}; each goes on with its own from there, so what comes after was not judged",) if fault else ()
+        after = "each goes on with its own from there, so what comes after is left out, as if it was not recorded"
+        return (f"{fault}; {after}",) if fault else ()
 
     def _notes(self) -> Iterator[str]:
         """How the dump was read."""
