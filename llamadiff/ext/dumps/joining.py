@@ -50,6 +50,7 @@ class _Tensor:
     known: Known
     parts: dict[Step, dict[int, Unread]]
     row: int | None = None
+    source: str = ""  # what it is called in the dump
     steps: dict[int, Array] = field(default_factory=dict)  # those that were read, by their number
     owners: dict[int, Array] = field(default_factory=dict)  # of each value, its rank
 
@@ -95,7 +96,6 @@ class _Loading:
         is_auto = self.context.mapping is name_map.AUTO
         order = {tap.name: place for place, tap in enumerate(self.model.taps)}
         found: dict[str, _Tensor] = {}
-        sources: dict[str, str] = {}  # what they are called in the dump
         extras: list[Unread] = []
         for name, of_all in self._unfused(parts):
             by_step = {step: by_rank for step, by_rank in of_all.items() if step in self.steps.names}
@@ -103,34 +103,39 @@ class _Loading:
                 continue
             called, known = self._known(name)
             first = next(iter(next(iter(by_step.values())).values()))
-            if (known is None and not is_auto) or first.shape is None:
-                extras.append(replace(first, name=called))
-            elif called in found and not _overlap(found[called].parts, by_step):
-                for step, by_rank in by_step.items():
-                    found[called].parts.setdefault(step, {}).update(by_rank)
-            elif called in found and name.rpartition("/")[2] == sources[called].rpartition("/")[2]:
-                raise UserError(
-                    f"{sources[called]} and {name} are one tensor's; say in the names of folders or files which rank "
-                    "and step they are of (rank1, step_2), or give one"
-                )
-            elif called in found:
+            key = called if first.row is None else f"{called}@{first.row}"
+            if (
+                (known is None and not is_auto)
+                or first.shape is None
+                or (key in found and not self._add(found[key], name, by_step))
+            ):
                 extras.append(replace(first, name=name))
-            else:
-                sources[called] = name
-                found[called] = _Tensor(called, known, by_step, first.row)
+            elif key not in found:
+                found[key] = _Tensor(called, known, by_step, first.row, name)
                 if is_auto and known is None and any(len(by_rank) > 1 for by_rank in by_step.values()):
-                    found[f"{called}{SUM}"] = _Tensor(f"{called}{SUM}", known, by_step, first.row)
-        places = {each.name: order.get(each.known[0].name, 0) if each.known else -1 for each in found.values()}
-        return sorted(found.values(), key=lambda each: places[each.name]), extras
+                    found[f"{key}{SUM}"] = _Tensor(f"{called}{SUM}", known, by_step, first.row, name)
+        return sorted(found.values(), key=lambda each: order.get(each.known[0].name, 0) if each.known else -1), extras
+
+    def _add(self, tensor: _Tensor, name: str, by_step: Mapping[Step, dict[int, Unread]]) -> bool:
+        """Whether these are more ranks and steps of a tensor, in folders of their own; what is the same twice is not.
+
+        Raises UserError for two of one name, of one rank and step.
+        """
+        if not _overlap(tensor.parts, by_step):
+            for step, by_rank in by_step.items():
+                tensor.parts.setdefault(step, {}).update(by_rank)
+            return True
+        if name.rpartition("/")[2] == tensor.source.rpartition("/")[2]:
+            raise UserError(
+                f"{tensor.source} and {name} are one tensor's; say in the names of folders or files which rank and "
+                "step they are of (rank1, step_2), or give one"
+            )
+        return False
 
     def _known(self, name: str) -> tuple[str, Known]:
         """What the map calls a tensor, and its tap."""
-        bare, at, row = name.partition("@")
-        for each in names_for(bare):
-            known = self.names.tap(each)
-            if known is not None:
-                return f"{each}", known
-        return f"{bare}{at}{row}", None
+        bare = name.partition("@")[0]
+        return next(((each, known) for each in names_for(bare) if (known := self.names.tap(each))), (bare, None))
 
     def _unfused(self, parts: Parts) -> Iterator[tuple[str, dict[Step, dict[int, Unread]]]]:
         """The parts, products apart that were made in one, where the map has names for them alone."""
@@ -167,7 +172,7 @@ class _Loading:
         if not by_rank:
             return
         tap, entry = tensor.known or (None, None)
-        rows, start = self.steps.rows[number], self.steps.starts[number]
+        rows, start = self._rows(tensor, number), self.steps.starts[number]
         most = self._most(tap, entry)
         arrays: dict[int, Array] = {}
         for rank, each in by_rank.items():
@@ -205,14 +210,19 @@ class _Loading:
                 "give the folder that holds all ranks, or tensors that were gathered"
             )
 
+    def _rows(self, tensor: _Tensor, number: int) -> int:
+        """How many tokens it is of in a step."""
+        return self.steps.rows[number] if tensor.row is None else 1
+
     def _plan(self, tensor: _Tensor, number: int) -> Plan:
         """How its ranks are put together in a step; along which axis, that of most tokens tells best."""
 
         def of_step(number: int) -> Plan:
             by_rank = sorted(tensor.parts.get(self.steps.names[number], {}).items())
             tap, entry = tensor.known or (None, None)
-            shapes = {rank: _in_rows(each.shape or (), self.steps.rows[number], tap) for rank, each in by_rank}
-            return plan_of(shapes, self.steps.rows[number], tap, entry, self.model)
+            rows = self._rows(tensor, number)
+            shapes = {rank: _in_rows(each.shape or (), rows, tap) for rank, each in by_rank}
+            return plan_of(shapes, rows, tap, entry, self.model)
 
         numbers = [n for n, name in enumerate(self.steps.names) if name in tensor.parts]
         own, longest = of_step(number), of_step(max(numbers, key=self.steps.rows.__getitem__))
@@ -242,8 +252,11 @@ class _Loading:
         whole = len(tensor.steps) == len(rows)
         shapes = [tensor.steps[number].shape for number in sorted(tensor.steps)]
         axis = _row_axis(shapes, [rows[number] for number in sorted(tensor.steps)])
-        if tensor.row is not None or len(rows) == 1:
-            yield Piece(tensor.name, tensor.steps[0], tensor.row)
+        if tensor.row is not None:
+            for number, array in tensor.steps.items():
+                yield Piece(tensor.name, array, self.steps.starts[number] + tensor.row % rows[number])
+        elif len(rows) == 1:
+            yield Piece(tensor.name, tensor.steps[0])
         elif whole and axis is not None:
             yield Piece(tensor.name, _in_one(list(tensor.steps.values()), axis, tensor.known))
         elif tensor.known is not None:

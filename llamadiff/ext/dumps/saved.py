@@ -65,6 +65,8 @@ def open_source(spec: str) -> CandidateSource:
     """The headers of all tensors, by name, step and rank; values are read when they are wanted."""
     path = Path(spec)
     folder = path if path.is_dir() else path.parent
+    for file in files(spec) if path.is_dir() else ():
+        dump.check_inside(path, file)
     entries = [entry for file in files(spec) if file.suffix in READERS for entry in _entries(folder, file)]
     if len(entries) > MAX_TENSORS:
         raise UserError(f"{path}: holds more than {MAX_TENSORS} tensors; dump fewer layers or steps")
@@ -119,7 +121,6 @@ class _Entry:
 
 def _entries(folder: Path, path: Path) -> Iterator[_Entry]:
     """The tensors of a file, each called as the file and the keys within it."""
-    dump.check_inside(folder, path)
     if path.parent == folder and path in dump.token_files(folder):
         return
     own = named_row(path.relative_to(folder).with_suffix("").as_posix())[0]

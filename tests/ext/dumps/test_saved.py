@@ -405,6 +405,15 @@ def a_padded_vocabulary(dump: Dump, folder: Path) -> Path:
     return folder
 
 
+def rows_of_logits(dump: Dump, folder: Path) -> Path:
+    """Each row a file, which says whose it is."""
+    for step, rank, name, values in tensors(dump):
+        place = folder / f"step{step}" / f"rank{rank}"
+        for row, own in enumerate(values) if name == "result_output" else ((None, values),):
+            put(place / (name if row is None else f"{name}@{row}"), lambda path, x=own: np.save(f"{path}.npy", x))
+    return folder
+
+
 def last_logits_alone(dump: Dump, folder: Path) -> Path:
     for step, rank, name, values in tensors(dump):
         own = values[-1:] if name == "result_output" else values
@@ -421,6 +430,7 @@ def replicas_of_one(dump: Dump, folder: Path) -> Path:
 
 LATER = (
     phases,
+    rows_of_logits,
     flat_names,
     ranks_from_one,
     some_tokens_a_rank,
