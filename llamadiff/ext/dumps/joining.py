@@ -17,7 +17,7 @@ from llamadiff.candidates.pieces import Piece, Unread
 from llamadiff.candidates.source import Context, assemble
 from llamadiff.engines.model_file import Runnable
 from llamadiff.ext.dumps.labels import Step, names_for
-from llamadiff.ext.dumps.ranks import ONE, SPLIT, WHOLE, Plan, Ranks, is_last_alone, plan_of
+from llamadiff.ext.dumps.ranks import MUST, ONE, SPLIT, WHOLE, Plan, Ranks, are_alike, is_last_alone, plan_of
 from llamadiff.ext.dumps.steps import Parts, Steps
 from llamadiff.numerics.arithmetic import precision
 from llamadiff.result.rows import stem
@@ -71,13 +71,14 @@ class _Loading:
     def __init__(self, steps: Steps, context: Context) -> None:
         self.steps, self.context, self.model = steps, context, context.model
         self.names = name_map.Names(context.mapping, context.model)
+        self.is_auto = context.mapping is name_map.AUTO
         self.ranks = Ranks()
 
     def trace(self, parts: Parts) -> Trace:
         tensors, extras = self._sorted(parts)
         for number, tensor in product(range(len(self.steps.names)), tensors):
             self._read(tensor, number)
-            if self.ranks.fault:
+            if self.ranks.fault and not self.is_auto:
                 break
         pieces = [piece for tensor in tensors for piece in self._pieces(tensor)]
         rows = self.steps.rows
@@ -93,7 +94,6 @@ class _Loading:
 
     def _sorted(self, parts: Parts) -> tuple[list[_Tensor], list[Unread]]:
         """The tensors that stand for taps, in graph order; and those that stand for none, of which none is read."""
-        is_auto = self.context.mapping is name_map.AUTO
         order = {tap.name: place for place, tap in enumerate(self.model.taps)}
         found: dict[str, _Tensor] = {}
         extras: list[Unread] = []
@@ -105,14 +105,14 @@ class _Loading:
             first = next(iter(next(iter(by_step.values())).values()))
             key = called if first.row is None else f"{called}@{first.row}"
             if (
-                (known is None and not is_auto)
+                (known is None and not self.is_auto)
                 or first.shape is None
                 or (key in found and not self._add(found[key], name, by_step))
             ):
                 extras.append(replace(first, name=name))
             elif key not in found:
                 found[key] = _Tensor(called, known, by_step, first.row, name)
-                if is_auto and known is None and any(len(by_rank) > 1 for by_rank in by_step.values()):
+                if self.is_auto and known is None and any(len(by_rank) > 1 for by_rank in by_step.values()):
                     found[f"{key}{SUM}"] = _Tensor(f"{called}{SUM}", known, by_step, first.row, name)
         return sorted(found.values(), key=lambda each: order.get(each.known[0].name, 0) if each.known else -1), extras
 
@@ -187,6 +187,9 @@ class _Loading:
             self._refuse_part(*next(iter(arrays.items())), tap, entry, rows)
         if tap is None and len(arrays) > 1:
             first, *others = arrays.values()
+            if plan.kind == WHOLE and not tensor.name.endswith(SUM) and any(are_alike(first, each) for each in others):
+                tensor.steps[number] = self.ranks.compare(tensor.name, arrays, MUST)
+                return
             is_same, is_sum = all(np.array_equal(first, each) for each in others), tensor.name.endswith(SUM)
             if (is_same and is_sum) or (not is_same and not is_sum and plan.kind != SPLIT):
                 return
@@ -302,6 +305,8 @@ class _Loading:
 
     def _faults(self) -> tuple[str, ...]:
         fault = self.ranks.fault
+        if self.is_auto:
+            return (fault,) if fault else ()
         after = "each goes on with its own from there, so what comes after is left out, as if it was not recorded"
         return (f"{fault}; {after}",) if fault else ()
 
@@ -312,11 +317,10 @@ class _Loading:
             by_axis: dict[int, list[str]] = {}
             for name, axis in ranks.joined.items():
                 by_axis.setdefault(axis, []).append(name)
-            is_auto = self.context.mapping is name_map.AUTO  # and what is what, the values are still to tell
             ways = [f"{_words(names)} {'along' if number else 'split along'} axis {axis}"
                     for number, (axis, names) in enumerate(sorted(by_axis.items()))]  # fmt: skip
             ways += [f"{_words(ranks.added)} summed"] if ranks.added else []
-            ways = [] if is_auto else ways
+            ways = [] if self.is_auto else ways  # what is what, the values are still to tell
             said.append(f"{len(ranks.numbers)} ranks{': ' if ways else ''}{', '.join(ways)}")
         if len(rows) > 1 or self.steps.others:
             steps = f"{len(rows)} steps of {_run_lengths(rows)}" if len(rows) > 1 else f"a step of {rows[0]}"

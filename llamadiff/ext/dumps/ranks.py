@@ -26,6 +26,7 @@ Shape = tuple[int, ...]
 ByRank = Mapping[int, Array]
 
 ONE, SPLIT, WHOLE = "one", "split", "whole"
+MUST = "must have the same"
 SUMS = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # ops of which ranks may hold parts of a sum over what is split
 SAME = {"f16": 1e-6, "bf16": 5e-5}  # NMSE of a row that is the same to some units of its type's last digit
 SAME_F32 = 1e-9
@@ -153,7 +154,7 @@ class Ranks:
             groups = [values[start : start + plan.copies] for start in range(0, len(values), plan.copies)]
             for number, group in enumerate(groups):
                 ranks = list(arrays)[number * plan.copies :][: plan.copies]
-                self._compare(name, dict(zip(ranks, group, strict=True)), "hold the same part of it")
+                self.compare(name, dict(zip(ranks, group, strict=True)), "hold the same part of it")
             whole = np.concatenate([group[0] for group in groups], axis=plan.axis)
             return whole.take(range(plan.length), axis=plan.axis) if plan.length else whole
         if tap is None or self._is_sum(arrays, tap):
@@ -161,9 +162,9 @@ class Ranks:
             self.parts = name, arrays
             total: Array = np.sum([each.astype(np.float64) for each in values], axis=0).astype(np.float32)
             return total
-        return self._compare(name, arrays, "must have the same")
+        return self.compare(name, arrays, MUST)
 
-    def _compare(self, name: str, arrays: ByRank, why: str) -> Array:
+    def compare(self, name: str, arrays: ByRank, why: str) -> Array:
         """The values that ranks must have alike; those of the base rank, with a fault, where they have not."""
         if len(arrays) == 1:
             return next(iter(arrays.values()))
@@ -227,8 +228,15 @@ class Ranks:
             least = min(nmse_of_all(each, right) for each in arrays.values())
             if (together := nmse_of_all(total, right)) < least or least < NEAR:
                 return together < least
-        size = sum(float(np.square(each, dtype=np.float64).sum()) for each in (first, others[0]))
-        return float(np.square(first.astype(np.float64) - others[0]).sum()) > UNLIKE * size
+        return not are_alike(first, others[0])
+
+
+def are_alike(one: Array, other: Array) -> bool:
+    """Whether two ranks' values are more like each other than parts of a tensor or of a sum are."""
+    if one.shape != other.shape:
+        return False
+    size = sum(float(np.square(each, dtype=np.float64).sum()) for each in (one, other))
+    return float(np.square(one.astype(np.float64) - other).sum()) <= UNLIKE * size
 
 
 def nmse_of_all(values: Array, right: Array) -> float:

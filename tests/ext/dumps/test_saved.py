@@ -500,9 +500,25 @@ def test_names_that_nobody_knows_are_found_with_their_ranks(mistake: str, small_
         put(tmp_path / f"rank{rank}" / f"{own}.npy", lambda path, x=values: np.save(path, x))
     result = verbs.check(captured(tokens=TOKENS), path, How(name_map="auto"), str(tmp_path))
     assert not result.missing
-    assert [row.tap for row in result.wrong] == {
-        "": [], engine.SWAPPED_HEADS: ["Qcur_proj-1"], engine.OTHER_SHARD: ["ffn_out-1"]
-    }[mistake]  # fmt: skip
+    assert (result.verdict == "wrong") == bool(mistake)
+    wrong = {"": [], engine.SWAPPED_HEADS: ["Qcur_proj-1"], engine.OTHER_SHARD: ["ffn_out-1"]}
+    assert [row.tap for row in result.wrong] == wrong[mistake]
+
+
+@pytest.mark.parametrize("mistake", ["", engine.OTHER_NORM])
+def test_ranks_that_differ_are_seen_under_any_name(mistake: str, small_model, captured, tmp_path) -> None:
+    """Of four ranks: no tap is four times as wide as the model."""
+    path = small_model("llama")
+    dump = ParallelEngine(path, 4, mistake).run()
+    for _, rank, name, values in tensors([{name: dump[0][name] for name in ("attn_norm-0", "attn_norm-1")}]):
+        put(tmp_path / f"rank{rank}" / f"normed.{name[-1]}.npy", lambda path, x=values: np.save(path, x))
+    result = verbs.check(captured(tokens=TOKENS), path, How(name_map="auto", partial=True), str(tmp_path))
+    assert {"attn_norm-0", "attn_norm-1"} <= {row.tap for row in result.rows}
+    if mistake:
+        assert result.verdict == "wrong"
+        assert "before any layer, ranks: normed.1: rank 1 and rank 0 must have the same" in result.headline
+    else:
+        assert result.verdict == "match"
 
 
 def test_a_rank_alone_is_told_that_others_lack(small_model, captured, tmp_path) -> None:

@@ -76,6 +76,7 @@ def test_a_model_on_a_gpu_and_older_protocols_are_read(tmp_path: Path) -> None:
 
 
 @needs("torch")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -96,6 +97,7 @@ def test_other_kinds_of_tensors_are_left_out_or_refused(make, message, tmp_path:
 
 
 @needs("torch")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_other_forms_of_files_are_refused(tmp_path: Path) -> None:
     import torch
 
