@@ -36,7 +36,7 @@ def files(spec: str) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    yield from _token_files(path)
+    yield from token_files(path)
     for file in _arrays(path):
         yield file
         if file.suffix in RAW:
@@ -53,7 +53,7 @@ def open_source(spec: str) -> CandidateSource:
             f"{spec}: an .npz states no token ids; a directory with a file tokens does",
             recorded=True,
         )
-    tokens = _tokens(path)
+    tokens = read_tokens(path)
     untold = f"{spec}: states no token ids; a file {path / 'tokens'} would hold them"
     return CandidateSource(
         partial(_load_trace, path, list(_pieces(path)), _unread(path), tokens), tokens, untold, recorded=True
@@ -69,14 +69,15 @@ def _load_trace(
         raise type(error)(error if str(error).startswith(str(path)) else f"{path}: {error}") from None
 
 
-def _token_files(folder: Path) -> list[Path]:
-    paths = [folder / name for name in _TOKEN_FILES]
-    return [path for path in paths if os.path.lexists(path)]
+def token_files(folder: Path) -> list[Path]:
+    """The files of a dump that hold token ids."""
+    return [path for name in _TOKEN_FILES if os.path.lexists(path := folder / name)]
 
 
-def _tokens(folder: Path) -> tuple[int, ...]:
-    for path in _token_files(folder):
-        _check_inside(folder, path)
+def read_tokens(folder: Path) -> tuple[int, ...]:
+    """The token ids that lie in a dump; none where there is no file of them."""
+    for path in token_files(folder):
+        check_inside(folder, path)
         words = read_text(path, MAX_TOKENS_FILE, "token ids").translate(str.maketrans(",[]", "   ")).split()
         ids = [number for word in words if (number := whole(word)) is not None and number < MAX_ID]
         if not ids or len(ids) != len(words):
@@ -104,22 +105,18 @@ def _arrays(folder: Path) -> list[Path]:
 def _unread(folder: Path) -> list[str]:
     """Files that are called like a tap, and are of no kind that is read."""
     others = (path.name for path in files_in(folder) if path.suffix not in (*KINDS, ".json"))
-    return [name for name in others if taps.parse(_name(Path(name))[0]) is not None]
+    return [name for name in others if taps.parse(named_row(Path(name).stem)[0]) is not None]
 
 
 def _pieces(folder: Path) -> Iterator[Unread]:
     """Every array of the directory; links out of it are not followed."""
     for path in _arrays(folder):
-        _check_inside(folder, path)
-        name, row = _name(path.relative_to(folder))
+        check_inside(folder, path)
+        name, row = named_row(path.relative_to(folder).with_suffix("").as_posix())
         yield KINDS[path.suffix](path, name, row)
 
 
-def _check_inside(folder: Path, path: Path) -> None:
+def check_inside(folder: Path, path: Path) -> None:
     """Raise UserError for a link that leads out of a dump: what lies elsewhere was not given to be read."""
     if path.is_symlink() and folder.resolve() not in path.resolve().parents:
         raise UserError(f"{path}: leads out of the dump directory; copy the file into it")
-
-
-def _name(path: Path) -> tuple[str, int | None]:
-    return named_row(path.with_suffix("").as_posix())

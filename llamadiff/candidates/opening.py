@@ -83,7 +83,7 @@ def source_of(spec: str) -> Source:
     check_regular(Path(spec), "a trace, a dump or a command")
     lacking = " and ".join(each.name for each in plugins.missing_slices())
     raise UserError(
-        f"--candidate {spec}: no such trace or dump; give a .safetensors trace, a directory of arrays, a log, "
+        f"--candidate {spec}: no such trace or dump; give a .safetensors trace, a .pt, a directory of arrays, a log, "
         '"cmd: ./engine --tokens {tokens} --dump {out}", llama.cpp:KEY=VALUE, or transformers:'
         f"{f'; llamadiff doctor says why {lacking} is missing here' if lacking else ''}"
     )

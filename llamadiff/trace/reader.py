@@ -46,13 +46,16 @@ class Printed:
     """What is known of a candidate that was read from a log, or told by a server, besides its values.
 
     ``slack``: by tap, how far each value may have been rounded; ``stated``: by tap, its statistics (rms, mean, min,
-    max, norm); ``relative``: taps of which each row is known up to a constant; ``notes``: how it was read, in words.
+    max, norm); ``relative``: taps of which each row is known up to a constant; ``notes``: how it was read, in words;
+    ``faults``: what is wrong before any op; ``joined``: what a slice knows of taps that it put together of parts.
     """
 
     slack: Mapping[str, Array] = field(default_factory=dict)
     stated: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
     relative: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    joined: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Trace(Mapping[str, Array]):

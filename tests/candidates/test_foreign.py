@@ -13,7 +13,7 @@ from llamaref import Engine
 from optional import needs_slices
 from safetensors.numpy import save_file
 
-from llamadiff import Trace, UserError, compare, diff
+from llamadiff import Trace, UserError, compare, diff, plugins
 from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How
 from llamadiff.numerics.transposes import transpose_to
@@ -155,7 +155,9 @@ def test_a_pickle_is_not_opened_and_the_way_out_is_said(name, kind, small_model,
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(pickled(kind))
     message = told(path.parent if "/" in name else path, small_model)
-    assert "is a pickle, which can run code and is not opened; save the tensors instead: safetensors.torch" in message
+    refused = "is a pickle, which can run code and is not opened; save the tensors instead: safetensors.torch"
+    read = "its pickle would call io.open, and none of it was run" if "dumps" in plugins.slices() else refused
+    assert (read if kind == "zip" and not name.endswith(".bin") else refused) in message
     assert not (tmp_path / "opened").exists()
 
 

@@ -9,10 +9,11 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
+from llamadiff import plugins
 from llamadiff.candidates import TRACES
 from llamadiff.candidates.command import PREFIX
 from llamadiff.ext.hints import file_kinds as kinds
-from llamadiff.ext.hints.places import RUN, SAVE, TRACE, exists, mistaken_file, near_name
+from llamadiff.ext.hints.places import RUN, SAVE, TRACE, exists, is_read, mistaken_file, near_name
 
 # What braces stand for in a command.
 KNOWN = ("model", "tokens", "tokens_file", "rows", "prompt", "n_prefill", "n_predict", "out", "steps")
@@ -96,6 +97,8 @@ def _mistaken_path(path: Path) -> str | None:
     kind = kinds.kind_of(path)
     if kind == kinds.CHECKPOINT:
         return f"{path}: is a model of Hugging Face, {RUN.format(folder=path)}"
+    if kind == kinds.PICKLE and is_read(path):
+        return None
     if path.suffix == TRACES[1] and kind in (kinds.TRACE, kinds.TENSORS):
         return f"{path}: is {kind}, no NumPy archive; call it {path.with_suffix(TRACES[0]).name}"
     if kind in (kinds.PICKLE, kinds.ARRAY, kinds.NODES, kinds.OP, kinds.REPORT, kinds.PROGRAM):
@@ -104,11 +107,15 @@ def _mistaken_path(path: Path) -> str | None:
 
 
 def _mistaken_folder(path: Path, kind: str) -> str | None:
-    """Traces, of which one is the candidate, or pickles alone."""
+    """Traces, of which one is the candidate where nothing puts them together, or pickles alone."""
     files = [file for file in islice(path.iterdir(), kinds.MOST) if file.is_file()]
-    if kind == kinds.TRACES and all(file.suffix in (TRACES[0], ".gguf") for file in files):
+    if (
+        kind == kinds.TRACES
+        and all(file.suffix in (TRACES[0], ".gguf") for file in files)
+        and "dumps" not in plugins.slices()
+    ):
         return mistaken_file(path, TRACE)
-    pickles = sorted(file for file in files if kinds.is_pickle(file))
+    pickles = sorted(file for file in files if kinds.is_pickle(file) and not is_read(file))
     if not pickles or len(pickles) < len(files):
         return None
     return f"{path}: {pickles[0].name} is a pickle, which can run code and is not opened; {SAVE.format()}"

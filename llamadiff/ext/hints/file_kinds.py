@@ -14,6 +14,7 @@ MODEL, ARRAY, ARCHIVE, PICKLE = "a GGUF model", "one NumPy array (.npy)", "a Num
 TRACE, WEIGHTS, TENSORS = "a trace", "a checkpoint's weights", "bare tensors (.safetensors)"
 CHECKPOINT, ARRAYS, TRACES = "a checkpoint's directory", "a directory of arrays", "a directory of traces"
 MODELS, FOLDER = "a directory of GGUF files", "a directory"
+SAVED = "tensors that torch.save wrote"
 NODES, OP, REPORT = "a run that capture --nodes recorded", "an op that backend --keep saved", "a report of llamadiff's"
 PROGRAM = "a program"
 EMPTY, SHORT, TEXT = "empty", "a file of less than 8 bytes", "a text file"
@@ -22,6 +23,7 @@ MOST = 10_000  # files of a directory that are looked at
 HEAD, LEAST = 1 << 16, 8  # bytes of a file that are looked at, and that it takes to say what it is
 MAX_HEADER = 1 << 23  # bytes of a safetensors header that are parsed
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_SAVED = (".pt", ".pth")  # that torch.save writes, an archive with a pickle in it
 _MAYBE_PICKLES = (".bin",)  # or raw values
 _ARRAYS = (".npy", ".f32", ".f16", ".bf16", ".bin", ".raw")
 _BEGINS = {
@@ -106,6 +108,14 @@ def is_pickle(path: Path, head: bytes = b"") -> bool:
         with path.open("rb") as file:
             head = file.read(4)
     return head[:4] == _ZIP or head[:2] in _PROTOCOLS
+
+
+def is_saved(path: Path) -> bool:
+    """Whether it is an archive as torch.save writes it, by its name and its first bytes."""
+    if path.suffix not in _SAVED:
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == _ZIP
 
 
 def _first_entry(head: bytes) -> bytes:

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
+from llamadiff import plugins
 from llamadiff.ext.hints import file_kinds as kinds
 
 ALIKE = 0.75  # of two names, from which on one may be the other misspelt
@@ -44,6 +45,7 @@ _BELONGS = {
     kinds.TRACE: "llamadiff compare MODEL {path} judges it",
     kinds.TENSORS: _COMPARED,
     kinds.ARCHIVE: _COMPARED,
+    kinds.SAVED: _COMPARED,
     kinds.ARRAYS: _COMPARED,
     kinds.ARRAY: "arrays are given as a directory of TAP.npy: --candidate DIR",
     kinds.TRACES: "llamadiff check {path} judges them",
@@ -82,12 +84,18 @@ def mistaken_file(path: Path, place: str) -> str | None:
     if short:
         return f"{path}: is cut off, {short}; write it again"
     kind, (wanted, taken) = kinds.kind_of(path), _TAKES[place]
+    kind = kinds.SAVED if kind == kinds.PICKLE and place == TRACE and is_read(path) else kind
     if not kind or kind in taken or (place == MODEL and path.is_dir() and any(path.glob("*.gguf"))):
         return None
     belongs = f"; {_BELONGS[kind]}" if kind in _BELONGS else ""
     said = _SAID.get((kind, place), f"no {wanted}{belongs}")
     run = f"python {path}" if path.suffix == ".py" else path
     return f"{path}: is {kind}, {said.format(path=path, folder=path if path.is_dir() else path.parent, run=run)}"
+
+
+def is_read(path: Path) -> bool:
+    """Whether a file is an archive of torch.save's, and the slice is there that reads its pickle as data."""
+    return "dumps" in plugins.slices() and kinds.is_saved(path)
 
 
 def exists(path: Path) -> bool:

@@ -26,7 +26,7 @@ from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import WEIGHTS
 
 Array = NDArray[Any]
-RECORDING = "recording"
+RECORDING, RANKS = "recording", "ranks"
 OTHER_TOKENS = "the candidate ran other tokens: "
 
 
@@ -44,6 +44,7 @@ def preflight(model: ModelFile, baseline: Trace, candidate: Trace) -> tuple[Chec
     checks = [_tokens(candidate.info, baseline.info.positions)]
     checks += hyper_parameters(model, candidate.info)
     checks += weights(model, candidate)
+    checks += [Check(RANKS, of_check(fault), fault) for fault in candidate.printed.faults]
     return tuple(checks)
 
 

@@ -27,6 +27,7 @@ def folder(tmp_path_factory):
     np.savez(place / "taps.npz", embd=values)
     with zipfile.ZipFile(place / "w.bin", "w") as archive:
         archive.writestr("archive/data.pkl", b"x")
+    (place / "saved.pt").write_bytes((place / "w.bin").read_bytes())
     for name in ("ckpt", "dump", "traces", "mixed"):
         (place / name).mkdir()
     save_file({"model.norm.weight": values}, place / "ckpt" / "model.safetensors")
@@ -56,6 +57,11 @@ def folder(tmp_path_factory):
 
 
 FILES = {
+    (
+        "saved.pt",
+        "trace",
+    ): "is tensors that torch.save wrote, no trace; llamadiff compare MODEL --tokens 1,2,3 --candidate",
+    ("saved.pt", "model"): "is a pickle, no GGUF file",
     ("m.gguf", "trace"): "is a GGUF model, no trace; give it as --model",
     ("embd.npy", "trace"): "is one NumPy array (.npy), which does not say its tap and tokens",
     ("embd.npy", "model"): "is one NumPy array (.npy), no GGUF file; arrays are given as a directory",
@@ -144,7 +150,6 @@ CANDIDATES = {
     "{folder}/report.json": "is a report of llamadiff's, no trace; give what it is a report of",
     "{folder}/engine.py": 'is a program, no trace; --candidate "cmd: python {folder}/engine.py {tokens} {out}" runs',
     "{folder}/trace.npz": "is a trace, no NumPy archive; call it trace.safetensors",
-    "{folder}/traces": "is a directory of traces, of which one is to be given here",
     "cmd: {folder}/engine.py {tokens} {out}": "is not executable; give cmd: python {folder}/engine.py ...",
     "{folder}/mien.safetensors": "mine.safetensors is there",
 }

@@ -173,6 +173,57 @@ def npz(rng: Random, folder: Path) -> Read:
     return partial(load_candidate, folder / "t.npz")
 
 
+STORAGES = {"<f4": b"Float", "<f8": b"Double", "<f2": b"Half", "<i4": b"Int", "|u1": b"Byte", "|b1": b"Bool"}
+
+
+def pickled(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """A dict of tensors as torch.save pickles it."""
+    program = b"\x80\2}("
+    for number, (name, values) in enumerate(arrays.items()):
+        kind = STORAGES.get(values.dtype.str, b"Odd")
+        about = text_of("storage") + b"ctorch\n" + kind + b"Storage\n" + text_of(str(number)) + text_of("cpu")
+        strides = [step // values.itemsize for step in values.strides]
+        program += text_of(name) + b"ctorch._utils\n_rebuild_tensor_v2\n((" + about + whole_of(values.size) + b"tQ"
+        program += whole_of(0) + b"".join(
+            b"(" + b"".join(map(whole_of, some)) + b"t" for some in (values.shape, strides)
+        )
+        program += b"\x89ccollections\nOrderedDict\n)RtR"
+    return program + b"u."
+
+
+def text_of(text: str) -> bytes:
+    return b"X" + struct.pack("<I", len(text.encode())) + text.encode()
+
+
+def whole_of(number: int) -> bytes:
+    return b"J" + struct.pack("<i", number)
+
+
+@reader
+def pt(rng: Random, folder: Path) -> Read:
+    """A folder of ranks and steps, or one file, of which one is spoilt."""
+    names = list(dict.fromkeys(tap_name(rng) for _ in range(rng.randrange(1, 4))))
+    ranks, steps = rng.choice((1, 1, 2)), rng.choice((1, 1, 2))
+    for rank in range(ranks):
+        for step in range(steps):
+            arrays = {name: np.ascontiguousarray(array(rng, name)) for name in names}
+            program = pickled(arrays)
+            if rng.random() < 0.3:
+                program = mutating.data(rng, program, [(2, len(program) - 2)])
+            file = io.BytesIO()
+            with zipfile.ZipFile(file, "w") as archive:
+                archive.writestr("x/data.pkl", program)
+                for number, values in enumerate(arrays.values()):
+                    archive.writestr(f"x/data/{number}", values.tobytes())
+            whole = file.getvalue()
+            if rng.random() < 0.3:
+                whole = mutating.data(rng, whole, zip_spans(whole))
+            path = folder / f"step_{step}" / f"{rng.choice(('rank', 'tp', 'mine'))}{rank}.pt"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(whole)
+    return partial(load_candidate, folder)
+
+
 def npy_of(values: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, values)
