@@ -37,7 +37,7 @@ from llamadiff.words import unjudged
 ALONE = (
     "the device computed each node alone: kernels of several nodes, which it has where nobody looks, were not judged"
 )
-UNSEEN = "llamadiff variants with --only callback=off judges the logits that the device gives where nobody looks"
+UNSEEN = "llamadiff fused finds kernels of several nodes, which the device runs where nobody looks, and judges them"
 OPEN = "since on their inputs NaN or Inf is right"
 OPS = {"name": "ggml's ops in NumPy", "version": "float64 and float32"}
 
