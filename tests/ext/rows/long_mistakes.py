@@ -184,7 +184,7 @@ def long_factors_by_position(e, right):
     return np.where(e.pos[:, None] >= e.original, *sides)
 
 
-@MISTAKES("factors", Q, "long")
+@MISTAKES("factors", Q, "long", (SHORT,))
 def long_factors_by_chunk(e, right):
     """LongRoPE's factors go by how many tokens there are so far."""
     return e.weight(f"rope_factors_{'long' if e.pos[-1] >= e.original else 'short'}")

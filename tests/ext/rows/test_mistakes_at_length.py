@@ -12,6 +12,8 @@ from ext.rows.long_runs import Runs
 SAID = {
     "positions_in_bf16": "its positions are rounded to bfloat16, which holds whole numbers up to 256",
     "positions_in_f16": "its positions are rounded to float16, which holds whole numbers up to 2048",
+    "angles_in_f16": "its angles are rounded to float16",
+    "angles_in_bf16": "its angles are rounded to bfloat16",
     "positions_in_int16": "positions from 32768 to 32999 are taken for -32768 to -32537",
     "positions_in_uint8": "its positions begin again at 0 after each 256",
     "table_clamped": "positions beyond (499 are taken for 499|4099 are taken for 4099)",
@@ -22,6 +24,10 @@ SAID = {
     "second_chunk_not_rotated": "does not rotate at all, for tokens (256 to 511|2048 to 4095) alone",
     "yarn_magnitude_missing": "leaves out the attention factor; this model multiplies cos and sin by 1.139",
     "yarn_magnitude_of_q_alone": "leaves out the attention factor; this model multiplies cos and sin by 1.139",
+    "yarn_twice": "scales frequencies by YaRN twice",
+    "yarn_wrong_original": "blends YaRN's frequencies as of an original context of 8192, where 512 is right",
+    "long_with_short_factors": "takes LongRoPE's factors of a short context",
+    "long_factors_by_position": "takes LongRoPE's factors of a short context .* is right, for tokens 1 to 511 alone",
     "linear_missing": "ignores the scaling by 4 that the file asks for",
     "window_ignored": "see all keys up to their own, where the last 128 are right",
     "window_one_more": "see the last 129 keys alone, their own included, where the last 128 are right",
@@ -40,6 +46,12 @@ SAID = {
     "page_from_the_first": "see a page of keys from 0 on in place of the one from 320 on",
     "last_partial_block_ignored": "see no key behind key (511|4991)",
     "last_tile_not_computed": "are all zero",
+    "logits_of_the_row_before": "wrong tokens have the values of the one before them",
+    "ids_of_the_chunk_before": "wrong tokens have the values of the one (256|2048) before them",
+    "tile_reads_the_first_rows": "wrong tokens have the values of (others: token|the one)",
+    "v_of_a_chunk_shifted": "wrong tokens have the values of the one before them",
+    "chunk_not_written": "wrong tokens have the values of the one (256|2048) before them",
+    "prefix_of_another_prompt": "wrong tokens have the values of (others: token|the one)",
 }
 # What rounding may be: K or V in steps, sums in float16. No cause is read back of these; some are taken for rounding.
 ROUNDINGS = {
