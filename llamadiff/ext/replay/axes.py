@@ -98,7 +98,9 @@ def axes_of(n: Op) -> Axes:
     sources, _, result = AXES.get(n.name, " -> ").partition(" -> ")
     words = [side.split() for side in (*sources.split(", "), *[""] * len(n.sources))][: len(n.sources)]
     shapes = [None if s is None else s.values.shape for s in n.sources]
-    every = [(names or ["a"] * 4, shape) for names, shape in zip([*words, result.split()], [*shapes, n.shape], strict=True)]
+    every = [
+        (names or ["a"] * 4, shape) for names, shape in zip([*words, result.split()], [*shapes, n.shape], strict=True)
+    ]
     sizes: dict[str, int] = {}
     for names, shape in (every[-1], *every[:-1]):  # what the result says goes first
         for name, size in zip(names, shape or (), strict=False):

@@ -1,4 +1,4 @@
-"""A saved op -> the cases that a kernel is tried on: it as it was saved, and around it other shapes and other values."""
+"""A saved op -> the cases that a kernel is tried on: it as it was saved, other shapes, other values."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from llamaref.weights import block_sizes
 
 from llamadiff.ext.graph.op import Op, Operand
 from llamadiff.ext.graph.repro import Memory, SavedInputs, decoded
 from llamadiff.ext.replay.axes import Axes, axes_of, is_blocks
 from llamadiff.ext.replay.values import USUAL, Values, sources_of, values_of
 from llamadiff.llamacpp.sent_tensor import NUMPY_TYPES
-from llamaref.weights import block_sizes
 
 AS_SAVED = "as saved"
 

@@ -1,76 +1,76 @@
-"""What wrong cases have in common that right ones have not: an axis' size against a tile, more than some, a kind of values."""
+"""What wrong cases have in common that right ones have not: a size beside a tile or beyond one, a kind of values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from llamadiff.ext.replay.cases import AS_SAVED, count
 from llamadiff.ext.replay.kernel_result import CaseRun
 from llamadiff.ext.replay.values import RANDOM
 from llamadiff.judge.verdict import WRONG
 
+_MOST_SPARED = 5  # kinds of values in which a fault does not show
 _TILES = (2, 4, 8, 16, 32, 64, 128, 256, 1024)
 
 
 @dataclass(frozen=True)
 class Trait:
-    """Something that a case has or has not; ``words`` go on after "where"."""
+    """Something that some cases (their numbers) have; ``words`` go on after "wrong"."""
 
     words: str
-    holds: Callable[[CaseRun], bool]
+    cases: frozenset[int]
 
 
 def common_trait(cases: Sequence[CaseRun]) -> str:
-    """The first trait, the simplest ones first, that all wrong cases have and no right one; else one that these have.
+    """What all wrong cases have and no right one: the simplest trait, one of two, or one but for some kinds of values.
 
     Empty where no case is wrong, or nothing tells them apart.
     """
-    wrong, right = [case for case in cases if case.verdict == WRONG], [case for case in cases if case.is_right]
-    if not wrong:
+    wrong = frozenset(case.number for case in cases if case.verdict == WRONG)
+    right = frozenset(case.number for case in cases if case.is_right)
+    if not wrong or len(cases) == 1:
         return ""
     if not right:
-        return "in every case" if len(wrong) > 1 else ""
-    held = [trait for trait in _traits(cases) if all(map(trait.holds, wrong))]
-    counts = [sum(map(trait.holds, right)) for trait in held]
-    if 0 in counts:
-        return f"only {held[counts.index(0)].words}"
-    both = _either(cases, wrong, right)
-    if both:
-        return f"only {both}"
-    fewest = min(counts, default=len(right))
-    if 2 * fewest > len(right):
-        return ""
-    beside = f"{fewest} case{'s' * (fewest > 1)} of this kind {'are' if fewest > 1 else 'is'} right"
-    return f"only {held[counts.index(fewest)].words}; {beside}"
+        return "in every case"
+    traits = list(_traits(cases))
+    held, clean = [each for each in traits if wrong <= each.cases], [each for each in traits if not right & each.cases]
+    either = ((one, two) for one, two in combinations(clean, 2) if wrong <= one.cases | two.cases)
+    alone = [f"only {each.words}" for each in held if each in clean]
+    alone += [f"only {one.words}, or {two.words}" for one, two in ([] if alone else either)][:1]
+    return next(iter((*alone, *_but_for(cases, wrong, right, held))), "")
 
 
-def _either(cases: Sequence[CaseRun], wrong: Sequence[CaseRun], right: Sequence[CaseRun]) -> str:
-    """Two traits one of which every wrong case has, and no right one."""
-    clean = [trait for trait in _traits(cases) if any(map(trait.holds, wrong)) and not any(map(trait.holds, right))]
-    for first, second in combinations(clean, 2):
-        if all(first.holds(case) or second.holds(case) for case in wrong):
-            return f"{first.words}, or {second.words}"
-    return ""
+def _but_for(
+    cases: Sequence[CaseRun], wrong: frozenset[int], right: frozenset[int], held: Sequence[Trait]
+) -> Iterator[str]:
+    """Traits that right cases have too, all of them of kinds of values with which none is wrong."""
+    telling = {case.values for case in cases if case.number in wrong} | {AS_SAVED, RANDOM}
+    for trait in (None, *held):
+        own = right if trait is None else right & trait.cases
+        spared = dict.fromkeys(case.values for case in cases if case.number in own)
+        if len(spared) <= _MOST_SPARED and not telling & spared.keys():
+            kinds = ", ".join(spared)
+            yield f"in all but {kinds}" if trait is None else f"only {trait.words}, but not with {kinds}"
 
 
 def _traits(cases: Sequence[CaseRun]) -> Iterator[Trait]:
-    kinds = dict.fromkeys(case.values for case in cases if case.values not in (AS_SAVED, RANDOM))
-    yield from (Trait(f"with {kind}", lambda case, kind=kind: case.values == kind) for kind in kinds)  # type: ignore[misc]
+    for kind in dict.fromkeys(case.values for case in cases if case.values not in (AS_SAVED, RANDOM)):
+        yield Trait(f"with {kind}", frozenset(case.number for case in cases if case.values == kind))
     for name in dict.fromkeys(name for case in cases for name in case.sizes):
-        yield from _of_size(name, sorted({case.sizes[name] for case in cases if name in case.sizes}))
+        for words, sizes in _sizes(name, sorted({case.sizes[name] for case in cases if name in case.sizes})):
+            yield Trait(words, frozenset(case.number for case in cases if case.sizes.get(name) in sizes))
 
 
-def _of_size(name: str, sizes: Sequence[int]) -> Iterator[Trait]:
-    def trait(words: str, holds: Callable[[int], bool]) -> Trait:
-        return Trait(words, lambda case: name in case.sizes and holds(case.sizes[name]))
-
-    yield trait(f"with {count(1, name)}", lambda size: size == 1)
-    yield trait(f"with more than {count(1, name)}", lambda size: size > 1)
+def _sizes(name: str, sizes: Sequence[int]) -> Iterator[tuple[str, set[int]]]:
+    """Sizes of an axis that have something in common."""
+    yield f"with {count(1, name)}", {1}
+    yield f"with more than {count(1, name)}", {size for size in sizes if size > 1}
     for tile in _TILES:
-        yield trait(f"where the number of {name} is not a multiple of {tile}", lambda size, tile=tile: size % tile != 0)  # type: ignore[misc]
-        yield trait(f"where the number of {name} is a multiple of {tile}", lambda size, tile=tile: size % tile == 0)  # type: ignore[misc]
-    for low, high in zip(sizes, sizes[1:], strict=False):
-        yield trait(f"with more than {count(low, name)}", lambda size, low=low: size > low)  # type: ignore[misc]
-        yield trait(f"with fewer than {count(high, name)}", lambda size, high=high: size < high)  # type: ignore[misc]
+        whole = {size for size in sizes if size % tile == 0}
+        yield f"where the number of {name} is not a multiple of {tile}", {*sizes} - whole
+        yield f"where the number of {name} is a multiple of {tile}", whole
+    for low, high in pairwise(sizes):
+        yield f"with more than {count(low, name)}", {size for size in sizes if size > low}
+        yield f"with fewer than {count(high, name)}", {size for size in sizes if size < high}

@@ -25,12 +25,12 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 
 MOST_CASES = 100  # of an op
-AT_ONCE = 16  # cases that lie on the disk at a time
+AT_ONCE = 64  # cases that lie on the disk at a time
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How kernels are tried: cases are made by ``seed``; one may take so many seconds; wrong ones are kept in a folder."""
+    """How kernels are tried: cases are made by ``seed``; one may take ``timeout`` seconds; wrong ones go to a folder."""
 
     seed: int = 0
     timeout: float = 60.0
@@ -59,14 +59,16 @@ def try_kernel(path: Path, kernel: Kernel, trial: Trial) -> KernelRun:
     runs = list[CaseRun]()
     posed = _posed(path, cases_of(inputs, trial.seed))
     with scratch_directory() as place:
-        while some := list(islice(posed, AT_ONCE if runs else 1)):  # the saved one alone: most fail there or nowhere
+        while some := list(islice(posed, AT_ONCE)):
             trial.progress(f"{kernel.spec[:60]}: case {len(runs) + 1}")
             for each, folder, failed in _ran(kernel, some, Path(place), trial.timeout):
                 runs.append(_judged(path, each, failed or result_of(folder, each.n), trial))
                 rmtree(folder, ignore_errors=True)
-            if len(runs) == 1 and runs[0].problem:
-                raise UserError(f"{path}: {kernel.spec} {runs[0].problem}{_next(runs[0].next_step)}")
-    return KernelRun(path, inputs.name, inputs.op.name, kernel.spec, trial.seed, tuple(runs), common_trait(runs))
+                if runs[0].problem:
+                    raise UserError(f"{path}: {kernel.spec} {runs[0].problem}{_next(runs[0].next_step)}")
+    return KernelRun(
+        path, inputs.name, inputs.op.name, kernel.spec, kernel.label, trial.seed, tuple(runs), common_trait(runs)
+    )
 
 
 def _next(step: str) -> str:

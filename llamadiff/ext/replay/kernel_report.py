@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite
 from typing import Any
 
 from llamadiff import __version__
@@ -20,7 +21,7 @@ _MOST_CASES = 40  # that a block tells of
 
 def summary_of(run: KernelRun) -> str:
     """The verdict in a sentence: which cases are right, what the wrong ones have in common, the smallest of them."""
-    what = f"{escape_line(run.name)}: {run.op} by {escape_line(run.kernel, 60)}"
+    what = f"{escape_line(run.name)}: {run.op} by {escape_line(run.label, 60)}"
     every, wrong = len(run.cases), run.wrong
     right = sum(case.is_right for case in run.cases)
     cases = f"{every} case{'s' * (every > 1)}"
@@ -44,10 +45,19 @@ def _fault(case: CaseRun) -> str:
     at = case.place
     spans = " and ".join(filter(None, (at.rows, at.columns)))
     extent = f"in {at.wrong} of {at.count} values{f', {spans}' if spans else ''}"
+    found, right = _told_apart(at.found, at.right)
+    off = f", off by {number(at.error)}, limit {number(at.limit)}" if isfinite(at.error) else ""
     return (
-        f"first at row {at.row}, column {at.column}, {extent}; furthest at {list(at.index)}: {number(at.found)} where "
-        f"{number(at.right)} is right, off by {number(at.error)}, limit {number(at.limit)}"
+        f"first at row {at.row}, column {at.column}, {extent}; furthest at {list(at.index)}: {found} where {right} is "
+        f"right{off}"
     )
+
+
+def _told_apart(found: float, right: float) -> tuple[str, str]:
+    """Two numbers, with as many digits as tell them apart."""
+    forms = (number, *(f"{{:.{digits}g}}".format for digits in (4, 5, 6, 7, 8, 9, 12, 17)))
+    pairs = [(form(found), form(right)) for form in forms]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
 
 
 def next_steps_of(run: KernelRun) -> list[str]:

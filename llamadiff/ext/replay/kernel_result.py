@@ -54,12 +54,16 @@ class CaseRun:
 
 @dataclass(frozen=True)
 class KernelRun:
-    """A kernel on one saved op. ``common``: what the wrong cases have in common, and whether no right one has it."""
+    """A kernel on one saved op. ``kernel`` is what was given, ``label`` what it is called in a sentence.
+
+    ``common``: what the wrong cases have in common that no right one has.
+    """
 
     path: Path
     name: str
     op: str
     kernel: str
+    label: str
     seed: int
     cases: tuple[CaseRun, ...]
     common: str = ""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ _MORE = 4096  # bytes that a result's file may have beside its values
 
 @dataclass(frozen=True)
 class Failed:
-    """Why there is no result; ``refused``: the kernel said so itself, by its exit code. ``meant``: what to do about it."""
+    """Why there is no result, and what to do about it (``meant``); ``refused``: the kernel said so by its exit code."""
 
     says: str
     meant: str = ""
@@ -63,6 +64,11 @@ class Kernel:
         raise UserError(f"--candidate {spec}: not a kernel; expected {EXPECTED}")
 
     @property
+    def label(self) -> str:
+        """What it is called in a sentence: the function, or the program."""
+        return self.function or Path(self.words[0]).name
+
+    @property
     def files(self) -> list[Path]:
         """The files that it names."""
         return [self.file] if self.file is not None else [Path(word) for word in self.words if Path(word).is_file()]
@@ -93,10 +99,12 @@ def _filled(word: str, values: dict[str, str]) -> str:
 def _run(words: list[str], folders: Sequence[Path], timeout: float) -> list[Failed | None]:
     """Run one process for these folders: what became of each that it came to, each in its time."""
     log = folders[0] / "log"
-    with log.open("wb") as output:
-        with supervise(words, {"stdin": DEVNULL, "stdout": output, "stderr": output}) as command:
-            stopped = _watched(command, log, folders, timeout)
-            answer = command.answer()
+    with (
+        log.open("wb") as output,
+        supervise(words, {"stdin": DEVNULL, "stdout": output, "stderr": output}) as command,
+    ):
+        stopped = _watched(command, log, folders, timeout)
+        answer = command.answer()
     if "error" in answer:
         raise UserError(f"{words[0]}: cannot be run ({answer['error']}); give {EXPECTED}")
     code = answer.get("code")
@@ -130,36 +138,34 @@ def _watched(command: Supervised, log: Path, folders: Sequence[Path], timeout: f
 
 def result_of(folder: Path, n: Op) -> Array | Failed:
     """What a kernel wrote for an op, in the op's shape: a .npy array, or the values alone."""
-    path, dtype = folder / OUT, np.dtype(_STORED.get(n.kind, "<f4"))
-    size, count = path.stat().st_size if path.is_file() else 0, math.prod(n.shape)
-    meant = f"write {count} values of {dtype.name} in C order, shape {list(n.shape)}"
+    path, dtype, count = folder / OUT, np.dtype(_STORED.get(n.kind, "<f4")), math.prod(n.shape)
+    meant = f"write {count} values of {dtype.name} in C order, shape {list(n.shape)}, to {{out}}"
     if not path.is_file():
-        return Failed("wrote nothing", f"{meant}, to {{out}}")
+        return Failed("wrote nothing", meant)
+    size = path.stat().st_size
     with path.open("rb") as file:
-        if file.read(6) != b"\x93NUMPY":
-            return _raw(path, size, count, dtype, meant, n)
-    if size > count * 8 + _MORE:
-        return Failed(f"wrote {size} bytes", meant)
+        is_npy = file.read(6) == b"\x93NUMPY"
+    if is_npy and size <= count * 8 + _MORE:
+        return _npy(path, n, dtype, meant)
+    if is_npy or size != count * dtype.itemsize:
+        each = f" ({size // count} for each value)" if count and size % count == 0 else ""
+        return Failed(f"wrote {size} bytes{each}, where {count * dtype.itemsize} are right", meant)
+    return np.fromfile(path, dtype).astype(dtype.newbyteorder("=")).reshape(n.shape)
+
+
+def _npy(path: Path, n: Op, dtype: np.dtype[Any], meant: str) -> Array | Failed:
     try:
-        found = npy(path, OUT, None)
-        array = np.load(path, allow_pickle=False)
+        npy(path, OUT, None)  # the header goes with the file
+        found = np.load(path, allow_pickle=False)
     except (UserError, ValueError, OSError) as error:
         return Failed(f"wrote no array ({error})", meant)
-    if math.prod(found.shape or ()) != count or not _is_shape(array.shape, n.shape):
-        return Failed(f"wrote the shape {list(array.shape)}", meant)
-    allowed = {dtype.name} | ({"float32"} if n.kind == "f16" else set())
-    if array.dtype.name not in allowed:
-        return Failed(f"wrote {array.dtype.name}", meant)
-    return np.asarray(array).reshape(n.shape)
+    if not _is_shape(found.shape, n.shape):
+        return Failed(f"wrote the shape {list(found.shape)}", meant)
+    if found.dtype.name not in {dtype.name} | ({"float32"} if n.kind == "f16" else set()):
+        return Failed(f"wrote {found.dtype.name}", meant)
+    return np.asarray(found).astype(found.dtype.newbyteorder("=")).reshape(n.shape)
 
 
 def _is_shape(found: tuple[int, ...], right: tuple[int, ...]) -> bool:
     """Whether two shapes are one but for axes of 1 in front."""
     return found in (right, *(right[cut:] for cut in range(1, 4) if set(right[:cut]) == {1}))
-
-
-def _raw(path: Path, size: int, count: int, dtype: np.dtype[np.generic], meant: str, n: Op) -> Array | Failed:
-    if size != count * dtype.itemsize:
-        whole = f" ({size // count} for each value)" if count and size % count == 0 else ""
-        return Failed(f"wrote {size} bytes{whole}, where {count * dtype.itemsize} are right", meant)
-    return np.fromfile(path, dtype).astype(dtype.newbyteorder("=")).reshape(n.shape)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.ext.graph.op import Op
 from llamadiff.ext.graph.repro import load_inputs, named_parameters
 from llamadiff.ext.replay.kernel_run import OP, OUT
-from llamadiff.system.output import write_whole
 
 Array = NDArray[Any]
 
@@ -42,7 +42,7 @@ class KernelInputs:
 
 def main(file: str, name: str, *folders: str) -> None:
     """Call the function with the op in each folder, and write what it gives there."""
-    function = _function(Path(file), name)
+    function = load_function(Path(file), name)
     for folder in map(Path, folders):
         try:
             _call(function, folder)
@@ -51,16 +51,24 @@ def main(file: str, name: str, *folders: str) -> None:
             sys.exit(f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})")
 
 
+def inputs_for(n: Op) -> KernelInputs:
+    """What the function is given of an op that was loaded."""
+    sources = [None if s is None else s.values.reshape(*[1] * (4 - s.values.ndim), *s.values.shape) for s in n.sources]
+    types = [None if s is None else s.kind for s in n.sources]
+    return KernelInputs(n.name, sources, types, named_parameters(n), n.params, n.shape, n.kind)
+
+
 def _call(function: Callable[[KernelInputs], Any], folder: Path) -> None:
-    n = load_inputs(folder / OP).op
-    sources, types = [s and s.values for s in n.sources], [s and s.kind for s in n.sources]
-    given = KernelInputs(n.name, sources, types, named_parameters(n), n.params, n.shape, n.kind)
     packed = BytesIO()
-    np.save(packed, np.ascontiguousarray(function(given)), allow_pickle=False)
-    write_whole(folder / OUT, packed.getvalue())
+    result = function(inputs_for(load_inputs(folder / OP).op))
+    np.save(packed, np.ascontiguousarray(result), allow_pickle=False)
+    part = folder / f"{OUT}.part"  # whoever waits for a result finds it whole
+    part.write_bytes(packed.getvalue())
+    part.replace(folder / OUT)
 
 
-def _function(file: Path, name: str) -> Callable[[KernelInputs], Any]:
+def load_function(file: Path, name: str) -> Callable[[KernelInputs], Any]:
+    """The function of that name in a file of Python."""
     sys.path.insert(0, str(file.resolve().parent))  # as for a program of its own
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:

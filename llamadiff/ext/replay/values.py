@@ -1,4 +1,4 @@
-"""Values that the sources of a case get: like those of a run, zero, small, large, in an order that shows, at the ends."""
+"""Values that a case's sources get: like those of a run, zero, small, large, in an order that shows, at the ends."""
 
 from __future__ import annotations
 
@@ -214,4 +214,3 @@ def _with_last(places: Array, count: int) -> Array:
     """One of them is the last."""
     places[..., -1] = count - 1
     return places
-
