@@ -79,12 +79,12 @@ def _packed(inputs: SavedInputs, results: Mapping[str, Array]) -> bytes:
     arrays = {f"source.{i}": np.ascontiguousarray(s.values) for i, s in enumerate(n.sources) if s is not None}
     about = {
         "op": n.name, "shape": n.shape, "type": n.kind, "params": n.params.hex(), "node": inputs.name, "q8": n.q8,
-        "parameters": named_parameters(n),
         "sources": [None if s is None else {"type": s.kind, "name": s.name} for s in n.sources],
         "memory": None if inputs.memory is None else asdict(inputs.memory), "case": inputs.case,
     }  # fmt: skip
-    text: bytes = packed({**arrays, **results}, {KEY: json.dumps(about)})
-    return text
+    named = {f"parameter.{name}": str(value) for name, value in named_parameters(n).items()}
+    data: bytes = packed({**arrays, **results}, {KEY: json.dumps(about), **named})
+    return data
 
 
 def memory_of(path: Path) -> tuple[Memory, list[Array]]:
@@ -201,8 +201,8 @@ PARAMETERS: Mapping[str, tuple[tuple[str, str, int], ...]] = {
 }  # fmt: skip
 
 
-def named_parameters(n: Op) -> dict[str, float | int | None]:
-    """Those that have a name here; a number that JSON lacks is None."""
+def named_parameters(n: Op) -> dict[str, float | int]:
+    """Those that have a name here."""
     sides: dict[str, Any] = {_F: n.floats, _I: n.ints}
-    found = {name: sides[kind][place].item() for name, kind, place in PARAMETERS.get(n.name, ()) if place < n.ints.size}
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+    named = PARAMETERS.get(n.name, ()) if len(n.params) % 4 == 0 else ()
+    return {name: sides[kind][place].item() for name, kind, place in named if place < n.ints.size}

@@ -12,22 +12,24 @@ from llamadiff.ext.graph.op import Op
 
 # An op's sources and its result, each by its four axes, outermost first. An axis that is a word can have another size,
 # one that is a letter keeps its own; "queries+" keeps what it has more than there are queries (a mask's padding).
-_ROWS = "a b rows columns"
+_ROWS = "batches slices rows columns"
 _EACH = f"{_ROWS} -> {_ROWS}"
 _PAIR = f"{_ROWS}, {_ROWS} -> {_ROWS}"
-_REDUCED = f"{_ROWS} -> a b rows x"
+_REDUCED = f"{_ROWS} -> batches slices rows x"
+OUTER = ("batches", "slices", "heads")  # axes that no kernel has tiles of
 AXES: Mapping[str, str] = {
-    "MUL_MAT": "a b outputs channels, c d rows channels -> c d rows outputs",
+    "MUL_MAT": "batches slices outputs channels, batches slices rows channels -> batches slices rows outputs",
     "MUL_MAT_ID": "a experts outputs channels, b tokens c channels, d e tokens f -> g tokens h outputs",
     "OUT_PROD": "a b c columns, d e c rows -> d e rows columns",
-    "SOFT_MAX": "a b queries keys, c d queries+ keys, e f g h -> a b queries keys",
-    "FLASH_ATTN_EXT": "a b tokens c, d e keys c, d e keys f, g h tokens+ keys, i j k l -> a tokens b f",
+    "SOFT_MAX": "batches heads queries keys, batches heads queries+ keys, a b c heads -> batches heads queries keys",
+    "FLASH_ATTN_EXT": "batches heads tokens a, batches heads keys a, batches heads keys b, batches heads tokens+ keys, "
+    "c d e heads -> batches tokens heads b",
     "ROPE": "a tokens heads c, d e f tokens, g h i j -> a tokens heads c",
     "GET_ROWS": "a b rows columns, c d e picks -> f g picks columns",
     "SET_ROWS": "a b picks c, d e f picks, g h i j -> k l m n",
     "ADD_ID": "a tokens b columns, c d experts columns, e f tokens g -> a tokens b columns",
     "ARGMAX": "a b rows columns -> c d e rows",
-    "CONT": _EACH, "DUP": _EACH, "CPY": "a b rows columns, c d rows columns -> e f rows columns",
+    "CONT": _EACH, "DUP": _EACH, "CPY": f"{_ROWS}, {_ROWS} -> {_ROWS}",
     **dict.fromkeys(("ADD", "SUB", "MUL", "DIV"), _PAIR),
     **dict.fromkeys(("REGLU", "GEGLU", "SWIGLU", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_OAI", "SWIGLU_CLAMP"), _PAIR),
     **dict.fromkeys(("RMS_NORM", "NORM", "L2_NORM", "SCALE", "CLAMP", "CUMSUM", "ARGSORT", "LEAKY_RELU"), _EACH),
@@ -38,8 +40,8 @@ AXES: Mapping[str, str] = {
          "SIN", "COS", "XIELU"), _EACH,
     ),
 }  # fmt: skip
-EDGES = tuple(size for tile in (16, 32, 64, 128, 1024) for size in (tile - 1, tile, tile + 1))
-FEW, TILES = (1, 3), 64  # other sizes; what axes have, of which there are more, while another one has many
+EDGES = tuple(size for tile in (16, 32, 64, 128, 256, 1024) for size in (tile - 1, tile, tile + 1))
+FEW, TILES = (1, 2, 3), 64  # other sizes; what axes have, of which there are more, while another one has many
 MOST = 1 << 22  # values that a result and its sources may have in a case
 
 
@@ -78,12 +80,16 @@ class Axes:
     def varied(self) -> Iterator[dict[str, int]]:
         """Sizes of cases: one axis at an edge at a time, then all of them."""
         for name in self.sizes:
-            for size in dict.fromkeys(self._at_least(name, size) for size in (*FEW, *EDGES)):
+            edges = FEW if name in OUTER else (*FEW, *EDGES)
+            for size in dict.fromkeys(self._at_least(name, size) for size in edges):
                 sizes = {**self.usual, name: size}
                 if size != self.usual[name] and self._is_small(sizes):
                     yield sizes
         for tile in (16, 32, 64) if len(self.sizes) > 1 else ():
-            yield {name: self._at_least(name, tile + 1 + place) for place, name in enumerate(self.sizes)}
+            yield {
+                name: self._at_least(name, 1 + place + (0 if name in OUTER else tile))
+                for place, name in enumerate(self.sizes)
+            }
 
     def _at_least(self, name: str, size: int) -> int:
         step = self.steps.get(name, 1)

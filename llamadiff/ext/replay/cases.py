@@ -10,7 +10,7 @@ from llamaref.weights import block_sizes
 
 from llamadiff.ext.graph.op import Op, Operand
 from llamadiff.ext.graph.repro import Memory, SavedInputs, decoded
-from llamadiff.ext.replay.axes import Axes, axes_of, is_blocks
+from llamadiff.ext.replay.axes import OUTER, Axes, axes_of, is_blocks
 from llamadiff.ext.replay.values import USUAL, Values, sources_of, values_of
 from llamadiff.llamacpp.sent_tensor import NUMPY_TYPES
 
@@ -36,12 +36,14 @@ class Case:
         """``64 rows, 257 columns, large values``."""
         if self.values == AS_SAVED:
             return AS_SAVED
-        return ", ".join([*(count(size, name) for name, size in self.sizes.items()), self.values])
+        sizes = (count(size, name) for name, size in self.sizes.items() if size > 1 or name not in OUTER)
+        return ", ".join([*sizes, self.values])
 
 
 def count(size: int, name: str) -> str:
     """``1 row``, ``17 rows``."""
-    return f"{size} {name.removesuffix('s') if size == 1 else name}"
+    one = {"batches": "batch"}.get(name, name.removesuffix("s"))
+    return f"{size} {one if size == 1 else name}"
 
 
 def cases_of(inputs: SavedInputs, seed: int) -> Iterator[Case]:

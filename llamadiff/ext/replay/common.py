@@ -72,5 +72,8 @@ def _sizes(name: str, sizes: Sequence[int]) -> Iterator[tuple[str, set[int]]]:
         yield f"where the number of {name} is not a multiple of {tile}", {*sizes} - whole
         yield f"where the number of {name} is a multiple of {tile}", whole
     for low, high in pairwise(sizes):
-        yield f"with more than {count(low, name)}", {size for size in sizes if size > low}
-        yield f"with fewer than {count(high, name)}", {size for size in sizes if size < high}
+        beside = high == low + 1
+        above = f"more than {count(low, name)}" if beside else f"{high} {name} and more (with {low} it is right)"
+        below = f"fewer than {count(high, name)}" if beside else f"{low} {name} and fewer (with {high} it is right)"
+        yield f"with {above}", {size for size in sizes if size > low}
+        yield f"with {below}", {size for size in sizes if size < high}

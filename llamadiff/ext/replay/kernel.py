@@ -30,7 +30,7 @@ AT_ONCE = 64  # cases that lie on the disk at a time
 
 @dataclass(frozen=True)
 class Trial:
-    """How kernels are tried: cases are made by ``seed``; one may take ``timeout`` seconds; wrong ones go to a folder."""
+    """How kernels are tried: the seed that makes cases, the seconds for one, and a folder for those that are wrong."""
 
     seed: int = 0
     timeout: float = 60.0
@@ -80,7 +80,7 @@ def _posed(path: Path, cases: Iterable[Case]) -> Iterator[_Posed]:
     for case in cases:
         n = case.op
         try:
-            rounding = Rounding.of(n, case.number)
+            rounding = Rounding.of(n)
         except Exception as error:  # operands of a kind that the op's function does not take
             if case.number:
                 continue

@@ -112,6 +112,7 @@ def _run(words: list[str], folders: Sequence[Path], timeout: float) -> list[Fail
         return [None] * len(folders)
     failed = stopped or Failed(
         f"{how_it_ended(command.supervisor.returncode if code is None else code)}{tail_of(log)}",
+        "run it on that op by itself to see why",
         refused=code is not None and code > 0,
     )
     return [*[None] * min(_done(folders), len(folders) - 1), failed]

@@ -78,7 +78,7 @@ OTHERS = (
 BY_SOURCE = {
     "mask": (
         Values("a mask that hides nothing", mask="open"), Values("a mask that hides keys at random", mask="holes"),
-        Values("a mask with biases", mask="biases"),
+        Values("a mask with biases of -150", mask="biases"),
     ),
     "places": (
         Values("the last place alone", places="last"), Values("the first place alone", places="first"),
@@ -166,7 +166,7 @@ def _mask(old: Array, shape: Shape, queries: int, kind: str, dice: Dice) -> Arra
     if kind == "holes":
         seen = dice.random(shape[-2:]) < 0.7
         seen[:, 0] = seen[queries - 1] = True
-    bias = dice.uniform(-2, 0, shape) if kind == "biases" or _has_biases(old) else np.zeros(shape)
+    bias = dice.uniform(-152, -150, shape) if kind == "biases" or _has_biases(old) else np.zeros(shape)
     return np.where(seen, bias, -np.inf)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
 
@@ -294,3 +295,22 @@ def get_rows(op):
 def get_rows_never_the_last(op):
     x, rows = op.sources[0], op.sources[1]
     return x[0, 0][np.minimum(rows[0, 0, 0], max(0, x.shape[-2] - 2))][None, None].astype(F)
+
+
+# -- ways to fail -----------------------------------------------------------------------------------------------------
+
+
+def rms_norm_dies_of_odd_rows(op):
+    if op.sources[0].shape[-2] % 2:
+        os.abort()
+    return rms_norm(op)
+
+
+def rms_norm_refuses_odd_rows(op):
+    if op.sources[0].shape[-2] % 2:
+        raise NotImplementedError("odd rows")
+    return rms_norm(op)
+
+
+def nothing_but_zeros(op):
+    return np.zeros(op.shape, F)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import run
+from optional import needs
 
 from llamadiff.ext.graph.op import Op, Operand
-from llamadiff.ext.graph.repro import SavedInputs, load_inputs, save_inputs
+from llamadiff.ext.graph.readers import check_nodes
+from llamadiff.ext.graph.repro import SavedInputs, load, load_inputs, save_inputs
+from llamadiff.ext.replay.cases import cases_of
 from llamadiff.ext.replay.python_kernel import inputs_for, load_function
+from llamadiff.ext.replay.run import run_ops
+from llamadiff.llamacpp.request import Request, Settings
+from llamadiff.system.commands import quote
 
 KERNELS = Path(__file__).with_name("kernels.py")
 F, HALF = np.float32, np.float16
@@ -152,3 +161,176 @@ def test_what_a_fixed_tolerance_lets_pass_is_wrong(kind, function, right, common
     at = first["wrong"]
     assert at["error"] is None or at["error"] > at["limit"]
     assert f"row {at['row']}, column {at['column']}" in op["summary"]
+
+
+# -- what a kernel may do, and what is done to it ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """An op's file of one case, which is tried alone."""
+    path = op_file(tmp_path, "norm")
+    save_inputs(path, replace(load_inputs(path), case="random values"))
+    return path
+
+
+def script(folder, text):
+    """A kernel in Python that is a program: it has ``op`` and ``out``."""
+    file = folder / "kernel.py"
+    file.write_text(f"import os, sys, time\nimport numpy as np\nop, out = sys.argv[1:]\n{text}\n", "utf-8")
+    return f"cmd: {quote(sys.executable)} {quote(str(file))} {{op}} {{out}}"
+
+
+FAILS = {
+    "os.abort()": "died of SIGABRT",
+    "print('no such tile'); sys.exit(3)": "ended with exit code 3; its last words: no such tile; run it on that op",
+    "pass": "wrote nothing; write 8192 values of float32 in C order, shape [1, 1, 64, 128], to {out}",
+    "time.sleep(60)": "was still running after 1 s; --timeout SECONDS gives it more",
+    "np.zeros(8192, np.float16).tofile(out)": "wrote 16384 bytes (2 for each value), where 32768 are right; write 8192",
+    "np.save(open(out, 'wb'), np.zeros((1, 1, 64, 128)))": "wrote float64; write 8192 values of float32",
+    "np.save(open(out, 'wb'), np.zeros((128, 64), np.float32))": "wrote the shape [128, 64]; write 8192 values",
+    "np.save(open(out, 'wb'), np.array(['x' * 32768]))": "wrote ",
+    "open(out, 'wb').write(b'\\x93NUMPY garbage')": "wrote no array (",
+}
+
+
+@pytest.mark.parametrize("text", FAILS)
+def test_a_kernel_without_a_result_is_told_in_one_line(text, alone, tmp_path):
+    done = run("replay", alone, "--candidate", script(tmp_path, text), "--timeout", 1)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"llamadiff: {alone}: cmd: ")
+    assert FAILS[text] in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_nan_is_wrong_and_what_is_read_is_not_touched(alone, tmp_path):
+    """Even where a kernel writes over the file that it is given."""
+    before = alone.read_bytes()
+    text = "open(op, 'wb').write(b''); np.full(8192, np.nan, np.float32).tofile(out)"
+    done = run("replay", alone, "--candidate", script(tmp_path, text))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("WRONG  norm-0: RMS_NORM by ")
+    assert "first at row 0, column 0, in 8192 of 8192 values; furthest at [0, 0, 0, 0]: nan where " in done.stdout
+    assert alone.read_bytes() == before
+
+
+def test_a_kernel_that_fails_on_some_cases_is_wrong_or_not_judged(tmp_path):
+    """Dying is wrong; saying so, by an exit code, is what nothing can be told of."""
+    path = op_file(tmp_path, "norm")
+    for function, verdict, words in (
+        ("rms_norm_dies_of_odd_rows", "wrong", "died of SIGABRT"),
+        (
+            "rms_norm_refuses_odd_rows",
+            "unchecked",
+            "ended with exit code 1; its last words: NotImplementedError: odd rows (",
+        ),
+    ):
+        report = tried(path, function)
+        op = report["ops"][0]
+        assert report["verdict"] == verdict
+        failed = [case for case in op["cases"] if case["problem"]]
+        assert failed == [case for case in op["cases"] if case["sizes"]["rows"] % 2]
+        assert words in op["summary"]
+        if verdict == "wrong":
+            assert op["common"] == "only where the number of rows is not a multiple of 2"
+
+
+REFUSED = {
+    ("--candidate", "kernel.so"): "--candidate kernel.so: not a kernel; expected ",
+    ("--candidate", "cmd: ./kernel {op}"): "has no {out}; expected ",
+    ("--candidate", "cmd: /nowhere/kernel {op} {out}"): "/nowhere/kernel: cannot be run (No such file or directory); ",
+    ("--candidate", "python:nowhere.py:f"): "nowhere.py: no such file; expected python:FILE.py:FUNCTION",
+    ("--candidate", f"python:{KERNELS}"): "names no function; expected python:FILE.py:FUNCTION",
+    ("--candidate", f"python:{KERNELS}:nothing"): "kernels.py: has no function nothing",
+    (
+        "--candidate",
+        f"python:{KERNELS}:F",
+        "--tolerance",
+        "1e-2",
+    ): "--tolerance 1e-2: limits come from",
+    (
+        "--candidate",
+        f"python:{KERNELS}:F",
+        "--llama-cpp",
+        "device=CPU",
+    ): "a kernel runs without llama.cpp",
+    ("--seed", "1"): "--seed 1: is about a kernel; give --candidate with it",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_meant_is_refused(words, alone):
+    done = run("replay", alone, *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert REFUSED[words] in done.stderr
+
+
+def test_a_wrong_case_is_kept_and_replayed_alone(tmp_path):
+    path, keep = op_file(tmp_path, "f32"), tmp_path / "kept"
+    op = tried(path, "matmul_partial_tile_lost", "--keep", keep, "--seed", 5)["ops"][0]
+    wrong = [case for case in op["cases"] if case["verdict"] == "wrong"]
+    assert sorted(map(str, keep.iterdir())) == sorted(case["path"] for case in wrong)
+    smallest = next(case for case in wrong if case["case"] == op["smallest_wrong"])
+    assert op["next_steps"] == [f"llamadiff replay {smallest['path']} --candidate {op['candidate']}"]
+    again = tried(smallest["path"], "matmul_partial_tile_lost")["ops"][0]
+    assert [case["wrong"] for case in again["cases"]] == [smallest["wrong"]]
+    assert tried(smallest["path"], "matmul_blocked")["verdict"] == "match"
+    saved, expected, found, _ = load(Path(smallest["path"]))
+    np.testing.assert_allclose(expected, (saved.x(1) @ saved.x().swapaxes(-1, -2)), rtol=1e-4, atol=1e-5)
+    assert not found.any()
+
+
+def test_cases_are_those_of_their_seed(tmp_path):
+    path = op_file(tmp_path, "rows")
+    first, again, other = ([case.inputs.op.sources for case in cases_of(load_inputs(path), seed)] for seed in (3, 3, 4))
+    values = [[[source.values.tobytes() for source in each] for each in some] for some in (first, again, other)]
+    assert values[0] == values[1] != values[2]
+    done = run("replay", path, "--candidate", f"python:{KERNELS}:get_rows", "--seed", 3)
+    assert "\n       seed 3; tried: as saved, " in done.stdout
+
+
+def test_kept_files_do_not_replace_what_is_read(tmp_path):
+    """A wrong case is not kept where an op lies that was given."""
+    path = op_file(tmp_path, "rows")
+    other = tmp_path / "rows-case01-seed0.safetensors"
+    other.write_bytes(path.read_bytes())
+    kernel = f"python:{KERNELS}:get_rows_never_the_last"
+    done = run("replay", path, other, "--candidate", kernel, "--keep", tmp_path)
+    assert (done.returncode, other.read_bytes()) == (2, path.read_bytes())
+    assert done.stderr.endswith("which would be overwritten; give another name\n")
+
+
+def test_a_report_for_an_issue(alone):
+    done = run("replay", alone, "--candidate", f"python:{KERNELS}:rms_norm_eps_outside", "-o", "markdown:-")
+    assert done.stdout.startswith("### WRONG: norm-0: `RMS_NORM` by `rms_norm_eps_outside` is wrong in 1 of 1 case")
+    assert "| **WRONG** | 64 rows, 128 columns, random values | `f32[128,64,1,1]` |" in done.stdout
+
+
+@needs("gcc")
+def test_a_kernel_in_c(tmp_path):
+    """It needs no library for an op's file: the header's length, the header, the values."""
+    file, kernel = Path(__file__).with_name("kernel.c"), tmp_path / "kernel"
+    subprocess.run(["gcc", "-O1", "-o", kernel, file, "-lm"], check=True)
+    path = op_file(tmp_path, "norm")
+    save_inputs(path, replace(load_inputs(path), case="random values"))
+    done = run("replay", path, "--candidate", f"cmd: {kernel} {{op}} {{out}}")
+    assert done.stdout.startswith("MATCH  norm-0: RMS_NORM by kernel is right in the 1 case\n")
+
+
+def test_a_real_ops_inputs(small_model, tmp_path):
+    """Of a run of llama.cpp: every op of a small model by kernels of its own, and in ggml the cases around it."""
+    kernels = {"MUL_MAT": "matmul_blocked", "RMS_NORM": "rms_norm", "ROPE": "rope", "SOFT_MAX": "softmax"}
+    folder = tmp_path / "ops"
+    folder.mkdir()
+    check_nodes(Request(str(small_model("llama", "Q8_0")), tokens=(1, 5, 9, 30, 17), output=str(folder / "o.json"),
+                        nodes=True, keep=str(folder), keep_nodes=("*",)))  # fmt: skip
+    paths = sorted(folder.glob("*.safetensors"))
+    for op, kernel in kernels.items():
+        path = next(path for path in paths if load(path)[0].name == op)
+        report = tried(path, kernel)
+        assert report["verdict"] in ("match", "noise"), report["summary"]
+        cases = tmp_path / op
+        tried(path, "nothing_but_zeros", "--keep", cases)
+        runs = run_ops([*sorted(cases.iterdir())[:6]], Settings())
+        assert [each.verdict for each in runs] == ["match"] * 6
+        assert all(each.recorded > 0.9 for each in runs)

@@ -31,7 +31,7 @@ def saved(model: Path, folder: Path, **settings: object) -> list[Path]:
     """Every node of a run as --keep would save it, but those that compute nothing."""
     folder.mkdir()
     check_nodes(Request(str(model), tokens=TOKENS, output=str(folder / "o.json"), nodes=True, keep=str(folder),
-                        keep_all=True, settings=Settings(**settings)))  # fmt: skip
+                        keep_nodes=("*",), settings=Settings(**settings)))  # fmt: skip
     return [path for path in sorted(folder.glob("*.safetensors")) if load(path)[0].name not in NOT_ALONE]
 
 
@@ -119,7 +119,8 @@ def test_runs_of_ops_are_a_block_for_an_issue(small_model, tmp_path):
 
 def test_what_is_no_saved_op_is_refused(small_model, tmp_path):
     paths = saved(small_model(), tmp_path / "ops")
-    done = run("replay", tmp_path / "ops/o.json")
+    (tmp_path / "o.bin").write_bytes(bytes(100))
+    done = run("replay", tmp_path / "o.bin")
     assert (done.returncode, "not an op that was saved with --keep" in done.stderr) == (2, True)
     op, expected, found, name = load(paths[0])
     save(tmp_path / "old.safetensors", op, expected, found, name)
