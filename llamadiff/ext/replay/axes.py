@@ -41,7 +41,7 @@ AXES: Mapping[str, str] = {
     ),
 }  # fmt: skip
 EDGES = tuple(size for tile in (16, 32, 64, 128, 256, 1024) for size in (tile - 1, tile, tile + 1))
-FEW, TILES = (1, 2, 3), 64  # other sizes; what axes have, of which there are more, while another one has many
+FEW, TILES = (1, 2, 3, 4, 8), 64  # other sizes; what axes have, of which there are more, while another one has many
 MOST = 1 << 22  # values that a result and its sources may have in a case
 
 
@@ -80,7 +80,7 @@ class Axes:
     def varied(self) -> Iterator[dict[str, int]]:
         """Sizes of cases: one axis at an edge at a time, then all of them."""
         for name in self.sizes:
-            edges = FEW if name in OUTER else (*FEW, *EDGES)
+            edges = FEW[:3] if name in OUTER else (*FEW, *EDGES)
             for size in dict.fromkeys(self._at_least(name, size) for size in edges):
                 sizes = {**self.usual, name: size}
                 if size != self.usual[name] and self._is_small(sizes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 
 from llamadiff.ext.replay.cases import AS_SAVED, count
 from llamadiff.ext.replay.kernel_result import CaseRun
@@ -36,10 +36,22 @@ def common_trait(cases: Sequence[CaseRun]) -> str:
         return "in every case"
     traits = list(_traits(cases))
     held, clean = [each for each in traits if wrong <= each.cases], [each for each in traits if not right & each.cases]
-    either = ((one, two) for one, two in combinations(clean, 2) if wrong <= one.cases | two.cases)
-    alone = [f"only {each.words}" for each in held if each in clean]
-    alone += [f"only {one.words}, or {two.words}" for one, two in ([] if alone else either)][:1]
-    return next(iter((*alone, *_but_for(cases, wrong, right, held))), "")
+    said = chain(
+        (f"only {each.words}" for each in held if each in clean),
+        _of_kinds(cases, wrong, right),
+        (f"only {one.words}, or {two.words}" for one, two in combinations(clean, 2) if wrong <= one.cases | two.cases),
+        _but_for(cases, wrong, right, held),
+    )
+    return next(said, "")
+
+
+def _of_kinds(cases: Sequence[CaseRun], wrong: frozenset[int], right: frozenset[int]) -> Iterator[str]:
+    """That some kinds of values are wrong, whatever the sizes, and no others."""
+    kinds = dict.fromkeys(case.values for case in cases if case.number in wrong)
+    others = {AS_SAVED, RANDOM} | {case.values for case in cases if case.number in right}
+    if not kinds.keys() & others:
+        *first, last = kinds
+        yield f"only with {', '.join(first)}, or {last}"
 
 
 def _but_for(

@@ -17,7 +17,7 @@ from llamadiff.candidates.command import MAX_OUTPUT, PREFIX, tail_of, words_of
 from llamadiff.ext.graph.op import Array, Op
 from llamadiff.system import python_child
 from llamadiff.system.errors import UserError
-from llamadiff.system.python_child import how_it_ended
+from llamadiff.system.python_child import how_it_ended, is_fault
 from llamadiff.system.supervised import Supervised, supervise
 
 PYTHON = "python:"
@@ -113,7 +113,7 @@ def _run(words: list[str], folders: Sequence[Path], timeout: float) -> list[Fail
     failed = stopped or Failed(
         f"{how_it_ended(command.supervisor.returncode if code is None else code)}{tail_of(log)}",
         "run it on that op by itself to see why",
-        refused=code is not None and code > 0,
+        refused=code is None or code > 0 or not is_fault(code),
     )
     return [*[None] * min(_done(folders), len(folders) - 1), failed]
 
