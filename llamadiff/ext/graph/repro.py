@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llamaref.weights import decode
+from llamaref.weights import block_minima, decode
 
 from llamadiff.ext.graph.op import Array, Op, Operand
 from llamadiff.numerics import cpu
@@ -136,8 +136,15 @@ def _floats(values: Array, kind: str) -> Array:
 
 def decoded(n: Op) -> Op:
     """An op whose sources are as a file keeps them, with floats for blocks."""
-    sources = (None if s is None else replace(s, values=_floats(s.values, s.kind)) for s in n.sources)
-    return replace(n, sources=tuple(sources))
+    return replace(n, sources=tuple(None if s is None else _decoded(s) for s in n.sources))
+
+
+def _decoded(s: Operand) -> Operand:
+    floats = replace(s, values=_floats(s.values, s.kind))
+    if s.values.dtype != np.uint8 or cpu.PARTNER.get(s.kind.upper()) != "Q8_1":
+        return floats
+    minima = block_minima(s.kind, s.values)
+    return replace(floats, minima=minima.reshape(*[1] * (4 - minima.ndim), *minima.shape).astype(np.float32))
 
 
 def load(path: Path) -> tuple[Op, Array, Array, str]:
@@ -178,7 +185,11 @@ def _loaded(path: Path, results: Sequence[str]) -> tuple[SavedInputs, list[Array
             for i, s in enumerate(about["sources"])
         )
         params, q8 = bytes.fromhex(about["params"]), cpu.stated_q8_way(about.get("q8"))
-        op = Op(about["op"], tuple(about["shape"]), about["type"], params, sources, q8=q8)
+        if len(about["shape"]) != 4 or not all(isinstance(size, int) and 0 <= size <= MOST for size in about["shape"]):
+            raise ValueError(f"the shape {about['shape']}")
+        if math.prod(about["shape"]) > MOST:
+            raise ValueError("a result that no memory holds")
+        op = Op(str(about["op"]), tuple(about["shape"]), str(about["type"]), params, sources, q8=q8)
         inputs = SavedInputs(op, str(about["node"]), _stated_memory(about), str(about.get("case") or ""))
         return inputs, [file.get_tensor(name) for name in results]
 

@@ -12,6 +12,7 @@ from llamadiff.ext.replay.values import RANDOM
 from llamadiff.judge.verdict import WRONG
 
 _MOST_SPARED = 5  # kinds of values in which a fault does not show
+EVERYWHERE = "in every case"
 _TILES = (2, 4, 8, 16, 32, 64, 128, 256, 1024)
 
 
@@ -32,8 +33,8 @@ def common_trait(cases: Sequence[CaseRun]) -> str:
     right = frozenset(case.number for case in cases if case.is_right)
     if not wrong or len(cases) == 1:
         return ""
-    if not right:
-        return "in every case"
+    if len(wrong) == len(cases):
+        return EVERYWHERE
     traits = list(_traits(cases))
     held, clean = [each for each in traits if wrong <= each.cases], [each for each in traits if not right & each.cases]
     said = chain(

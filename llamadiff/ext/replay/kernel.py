@@ -12,7 +12,7 @@ import numpy as np
 
 from llamadiff.ext.graph.check import NO_FUNCTION, open_places
 from llamadiff.ext.graph.op import Array, Op, function_of
-from llamadiff.ext.graph.repro import load_inputs, save_inputs, save_results
+from llamadiff.ext.graph.repro import SavedInputs, load_inputs, save_inputs, save_results
 from llamadiff.ext.replay.cases import Case, cases_of
 from llamadiff.ext.replay.common import common_trait
 from llamadiff.ext.replay.kernel_judged import Fit, Rounding, fit
@@ -57,7 +57,7 @@ def try_kernel(path: Path, kernel: Kernel, trial: Trial) -> KernelRun:
     if function_of(inputs.op.name) is None:
         raise UserError(f"{path}: {NO_FUNCTION} {inputs.op.name} that could judge a kernel; give another op")
     runs = list[CaseRun]()
-    posed = _posed(path, cases_of(inputs, trial.seed))
+    posed = _posed(path, _cases(path, inputs, trial.seed))
     with scratch_directory() as place:
         while some := list(islice(posed, AT_ONCE)):
             trial.progress(f"{kernel.spec[:60]}: case {len(runs) + 1}")
@@ -75,6 +75,17 @@ def _next(step: str) -> str:
     return f"; {step}" if step else ""
 
 
+def _cases(path: Path, inputs: SavedInputs, seed: int) -> Iterator[Case]:
+    try:
+        yield from cases_of(inputs, seed)
+    except Exception as error:  # a file from a stranger may say of sizes and parameters anything
+        raise _uncomputed(path, error) from None
+
+
+def _uncomputed(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path}: cannot be computed ({type(error).__name__}: {str(error)[:200]}); save it anew")
+
+
 def _posed(path: Path, cases: Iterable[Case]) -> Iterator[_Posed]:
     """Cases with what is right there; one that was generated and has no finite answer is left out."""
     for case in cases:
@@ -84,7 +95,7 @@ def _posed(path: Path, cases: Iterable[Case]) -> Iterator[_Posed]:
         except Exception as error:  # operands of a kind that the op's function does not take
             if case.number:
                 continue
-            raise UserError(f"{path}: cannot be computed ({type(error).__name__}: {error}); save it anew") from None
+            raise _uncomputed(path, error) from None
         if not case.number or not (np.isnan(rounding.plain) | np.isposinf(rounding.plain)).any():
             yield _Posed(case, n, rounding)
 

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any
 
 from llamadiff import __version__
+from llamadiff.ext.replay.common import EVERYWHERE
 from llamadiff.ext.replay.kernel_result import CaseRun, KernelRun, Place
 from llamadiff.judge.verdict import WRONG, is_right, worst_of
 from llamadiff.report.formats import About
@@ -26,7 +27,7 @@ def summary_of(run: KernelRun) -> str:
     right = sum(case.is_right for case in run.cases)
     cases = f"{every} case{'s' * (every > 1)}"
     if wrong:
-        where = f", {run.common}" if run.common else ""
+        where = f", {run.common}" if run.common not in ("", EVERYWHERE) else ""
         smallest = wrong[0]
         named = "" if every == 1 else f"; the smallest ({smallest.title}) "
         return f"{what} is wrong in {len(wrong)} of {cases}{where}{named or ': it '}{_fault(smallest)}"

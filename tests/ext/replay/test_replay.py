@@ -10,6 +10,8 @@ import pytest
 from command import run
 from sent import own_rounding
 
+from llamadiff.ext.graph.check import distance
+from llamadiff.ext.graph.op import compute
 from llamadiff.ext.graph.readers import check_nodes
 from llamadiff.ext.graph.repro import load, memory_of, save
 from llamadiff.ext.replay import run as one_op
@@ -47,6 +49,17 @@ def test_saved_ops_run_again_in_ggml(kind, small_model, tmp_path):
     assert [(run.name, run.op, run.error) for run in found if run.verdict != "match"] == []
     assert len({run.op for run in found}) > 5
     assert WRITES[kind] in {run.op for run in found}
+
+
+def test_products_by_blocks_with_minima_are_right_alone(small_model, tmp_path):
+    """Beside rounded activations their blocks keep a rounded sum, which the minima multiply."""
+    paths = [path for path in saved(small_model("llama", "Q5_1"), tmp_path / "ops") if load(path)[0].name == "MUL_MAT"]
+    found = [run for run in run_ops(paths[:3], Settings()) if "q5_1" in run.inputs]
+    assert [run.verdict for run in found] == ["match"] * 3
+    op, _, gave, _ = load(paths[0])
+    weights, *others = op.sources
+    less = replace(op, q8=own_rounding().way, sources=(replace(weights, minima=None), *others))
+    assert distance(less, compute(less), gave) > 100 * found[0].limit
 
 
 @pytest.mark.parametrize("kind", ["llama", "mamba2"])
