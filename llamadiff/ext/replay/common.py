@@ -33,8 +33,8 @@ def common_trait(cases: Sequence[CaseRun]) -> str:
     right = frozenset(case.number for case in cases if case.is_right)
     if not wrong or len(cases) == 1:
         return ""
-    if len(wrong) == len(cases):
-        return EVERYWHERE
+    if not right:
+        return EVERYWHERE if len(wrong) == len(cases) else ""
     traits = list(_traits(cases))
     held, clean = [each for each in traits if wrong <= each.cases], [each for each in traits if not right & each.cases]
     said = chain(

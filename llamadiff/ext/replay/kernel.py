@@ -19,7 +19,7 @@ from llamadiff.ext.replay.kernel_judged import Fit, Rounding, fit
 from llamadiff.ext.replay.kernel_result import CaseRun, KernelRun, Place
 from llamadiff.ext.replay.kernel_run import OP, Failed, Kernel, result_of
 from llamadiff.ext.replay.shown import inputs_of
-from llamadiff.judge.verdict import NODES, of_node, of_refusal
+from llamadiff.judge.verdict import NODES, UNCHECKED, of_node, of_refusal
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
@@ -62,17 +62,14 @@ def try_kernel(path: Path, kernel: Kernel, trial: Trial) -> KernelRun:
         while some := list(islice(posed, AT_ONCE)):
             trial.progress(f"{kernel.spec[:60]}: case {len(runs) + 1}")
             for each, folder, failed in _ran(kernel, some, Path(place), trial.timeout):
-                runs.append(_judged(path, each, failed or result_of(folder, each.n), trial))
+                result = failed or result_of(folder, each.n)
+                if isinstance(result, Failed) and not runs:
+                    raise UserError(f"{path}: {kernel.spec} {result.says}; {result.meant}")
+                runs.append(_judged(path, each, result, trial))
                 rmtree(folder, ignore_errors=True)
-                if runs[0].problem:
-                    raise UserError(f"{path}: {kernel.spec} {runs[0].problem}{_next(runs[0].next_step)}")
     return KernelRun(
         path, inputs.name, inputs.op.name, kernel.spec, kernel.label, trial.seed, tuple(runs), common_trait(runs)
     )
-
-
-def _next(step: str) -> str:
-    return f"; {step}" if step else ""
 
 
 def _cases(path: Path, inputs: SavedInputs, seed: int) -> Iterator[Case]:
@@ -121,7 +118,8 @@ def _judged(path: Path, posed: _Posed, found: Array | Failed, trial: Trial) -> C
     verdict = of_node(float(best.beyond.max(initial=0.0)), 1.0, opened).verdict
     place = place_of(best) if (best.beyond > NODES).any() else None
     kept = _kept(path, posed, found, trial) if place is not None else None
-    return CaseRun(*common, verdict, best.arithmetic, place, path=kept)
+    problem = f"gives {opened} values where NaN or Inf is right" if verdict == UNCHECKED else ""
+    return CaseRun(*common, verdict, best.arithmetic, place, problem, path=kept)
 
 
 def _size(n: Op) -> Iterator[int]:

@@ -33,8 +33,8 @@ def summary_of(run: KernelRun) -> str:
         return f"{what} is wrong in {len(wrong)} of {cases}{where}{named or ': it '}{_fault(smallest)}"
     if run.unjudged:
         first = run.unjudged[0]
-        return f"{what} is right in {right} of {cases}, and gives no result in {len(run.unjudged)}; {first.title}: " \
-               f"it {escape_line(first.problem, 300)}"  # fmt: skip
+        beside = f"is right in {right} of {cases}, and not judged in {len(run.unjudged)}"
+        return f"{what} {beside}; {first.title}: it {escape_line(first.problem, 300)}"
     ways = sorted({case.arithmetic for case in run.cases} - {"F32", ""})
     rounded = f", where it rounds as llama.cpp may: {', '.join(ways)}" if ways else ""
     return f"{what} is right in {'the' if every == 1 else 'all'} {cases}{rounded}"
@@ -48,10 +48,8 @@ def _fault(case: CaseRun) -> str:
     extent = f"in {at.wrong} of {at.count} values{f', {spans}' if spans else ''}"
     found, right = _told_apart(at.found, at.right)
     off = f", off by {number(at.error)}, limit {number(at.limit)}" if isfinite(at.error) else ""
-    return (
-        f"first at row {at.row}, column {at.column}, {extent}; furthest at {list(at.index)}: {found} where {right} is "
-        f"right{off}"
-    )
+    worst = f"furthest at {list(at.index)}: {found} where {right} is right{off}"
+    return f"goes wrong first at row {at.row}, column {at.column}, {extent}; {worst}"
 
 
 def _told_apart(found: float, right: float) -> tuple[str, str]:

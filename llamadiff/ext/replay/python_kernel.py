@@ -70,6 +70,7 @@ def _call(function: Callable[[KernelInputs], Any], folder: Path) -> None:
 def load_function(file: Path, name: str) -> Callable[[KernelInputs], Any]:
     """The function of that name in a file of Python."""
     sys.path.insert(0, str(file.resolve().parent))  # as for a program of its own
+    sys.dont_write_bytecode = True  # nothing is left beside the user's file
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         sys.exit(f"{file}: no Python source")

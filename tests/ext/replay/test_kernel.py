@@ -21,6 +21,8 @@ from llamadiff.ext.graph.readers import check_nodes
 from llamadiff.ext.graph.repro import PARAMETERS, SavedInputs, decoded, load, load_inputs, save_inputs
 from llamadiff.ext.replay import axes
 from llamadiff.ext.replay.cases import cases_of
+from llamadiff.ext.replay.common import common_trait
+from llamadiff.ext.replay.kernel_result import CaseRun
 from llamadiff.ext.replay.python_kernel import inputs_for, load_function
 from llamadiff.ext.replay.run import run_ops
 from llamadiff.llamacpp.request import Request, Settings
@@ -222,8 +224,20 @@ def test_nan_is_wrong_and_what_is_read_is_not_touched(alone, tmp_path):
     done = run("replay", alone, "--candidate", script(tmp_path, text))
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("WRONG  norm-0: RMS_NORM by ")
-    assert "first at row 0, column 0, in 8192 of 8192 values; furthest at [0, 0, 0, 0]: nan where " in done.stdout
+    assert (
+        "goes wrong first at row 0, column 0, in 8192 of 8192 values; furthest at [0, 0, 0, 0]: nan where "
+        in done.stdout
+    )
     assert alone.read_bytes() == before
+
+
+def test_nothing_is_left_beside_a_function(alone, tmp_path):
+    """No compiled file either."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "mine.py").write_bytes(KERNELS.read_bytes())
+    assert run("replay", alone, "--candidate", f"python:{folder / 'mine.py'}:rms_norm").returncode == 0
+    assert [path.name for path in folder.iterdir()] == ["mine.py"]
 
 
 def test_a_kernel_that_fails_on_some_cases_is_wrong_or_not_judged(tmp_path):
@@ -378,6 +392,34 @@ def test_what_a_weight_serves_many_of_stays_so(tmp_path):
         assert (q[1], k[1], v[1], y[2]) == (4, 2, 2, 4)
         assert (q[2], k[2], hides) == (sizes["tokens"], sizes["keys"], (q[0], 1, sizes["tokens"], sizes["keys"]))
     bias = Op("ADD", (1, 1, 8, 64), "f32", params(), (Operand(random(1, 1, 8, 64)), Operand(random(1, 1, 1, 64))))
-    assert {
-        shapes[1][:3] for sizes in axes.axes_of(bias).varied() for shapes in [axes.axes_of(bias).shapes(sizes)]
-    } == {(1, 1, 1)}
+    found = axes.axes_of(bias)
+    assert {found.shapes(sizes)[1][2] for sizes in found.varied()} == {1}
+
+
+def case(number, verdict, values="random values", **sizes):
+    return CaseRun(number, "", sizes, values, "", 1, verdict)
+
+
+SIZES = (1, 2, 3, 4, 8, 15, 16, 17, 31, 32, 33, 127, 128, 129)
+TRAITS = {
+    "only where the number of rows is not a multiple of 16": lambda rows, values: rows % 16 != 0,
+    "only with more than 32 rows": lambda rows, values: rows > 32,
+    "only with 127 rows and more (with 64 it is right)": lambda rows, values: rows > 100,
+    "only with 1 row": lambda rows, values: rows == 1,
+    "only with more than 1 row, but not with zeros": lambda rows, values: rows > 1 and values != "zeros",
+    "only with zeros": lambda rows, values: values == "zeros",
+    "in all but zeros": lambda rows, values: values != "zeros",
+    "in every case": lambda rows, values: True,
+    "": lambda rows, values: rows in (3, 8, 31),
+}
+
+
+@pytest.mark.parametrize("words", TRAITS)
+def test_what_is_said_of_the_wrong_cases_is_so(words):
+    given = [*((rows, "random values") for rows in SIZES), *((rows, "zeros") for rows in (1, 64))]
+    judged = [
+        case(number, "wrong" if TRAITS[words](*each) else "match", each[1], rows=each[0])
+        for number, each in enumerate(given)
+    ]
+    assert common_trait(judged) == words
+    assert common_trait([replace(each, verdict="match") for each in judged]) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,6 +129,30 @@ def test_runs_of_ops_are_a_block_for_an_issue(small_model, tmp_path):
     assert text.index("**WRONG**") < text.index("| match |")
     assert text.count(path.with_suffix(".txt").read_text("utf-8").strip()) == 1
     assert run("replay", path, "-o", f"markdown:{path}").returncode == 2
+
+
+def test_runs_of_ops_as_json(small_model, tmp_path):
+    path = next(path for path in saved(small_model(), tmp_path / "ops") if load(path)[0].name == "RMS_NORM")
+    report = json.loads(run("replay", path, "-o", "json:-").stdout)
+    assert (report["schema"], report["verdict"]) == ("llamadiff.replay/1", "match")
+    assert report["summary"].startswith("MATCH  norm-0: RMS_NORM f32[")
+    assert [(op["path"], op["verdict"], op["device"]) for op in report["ops"]] == [(str(path), "match", "CPU")]
+
+
+def test_nodes_are_saved_though_they_are_right(small_model, tmp_path):
+    model, keep = small_model(), tmp_path / "kept"
+    done = run("backend", model, "--tokens", "1,5,9", "--keep", keep, "--node", "norm-0", "--node", "SOFT_MAX")
+    assert done.returncode == 0, done.stderr
+    names = {(load(path)[3], load(path)[0].name) for path in keep.glob("*.safetensors")}
+    assert {name for name, op in names if op != "SOFT_MAX"} == {"norm-0"}
+    assert len(names) > 2
+    for words, said in (
+        (("--keep", keep, "--node", "nothing"), "--node nothing: no node or op of that name; llamadiff graph MODEL"),
+        (("--node", "norm-0"), "--node norm-0: says what else is saved; give --keep DIR with it"),
+    ):
+        done = run("backend", model, "--tokens", "1,5,9", *words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert said in done.stderr
 
 
 def test_what_is_no_saved_op_is_refused(small_model, tmp_path):
