@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from shutil import rmtree
 
@@ -25,7 +24,7 @@ from llamadiff.system.errors import UserError
 from llamadiff.system.progress import Progress, silent
 
 MOST_CASES = 100  # of an op
-AT_ONCE = 64  # cases that lie on the disk at a time
+AT_ONCE, MOST_AT_ONCE = 64, 1 << 23  # cases in memory and on the disk at a time, and how many values they may have
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def try_kernel(path: Path, kernel: Kernel, trial: Trial) -> KernelRun:
     runs = list[CaseRun]()
     posed = _posed(path, _cases(path, inputs, trial.seed))
     with scratch_directory() as place:
-        while some := list(islice(posed, AT_ONCE)):
+        for some in _at_once(posed):
             trial.progress(f"{kernel.spec[:60]}: case {len(runs) + 1}")
             for each, folder, failed in _ran(kernel, some, Path(place), trial.timeout):
                 result = failed or result_of(folder, each.n)
@@ -81,6 +80,19 @@ def _cases(path: Path, inputs: SavedInputs, seed: int) -> Iterator[Case]:
 
 def _uncomputed(path: Path, error: Exception) -> UserError:
     return UserError(f"{path}: cannot be computed ({type(error).__name__}: {str(error)[:200]}); save it anew")
+
+
+def _at_once(posed: Iterable[_Posed]) -> Iterator[list[_Posed]]:
+    """As many cases at a time as one process of a Python kernel gets."""
+    some, values = list[_Posed](), 0
+    for each in posed:
+        some.append(each)
+        values += sum(_sizes(each.n)) + each.rounding.plain.size
+        if len(some) == AT_ONCE or values > MOST_AT_ONCE:
+            yield some
+            some, values = [], 0
+    if some:
+        yield some
 
 
 def _posed(path: Path, cases: Iterable[Case]) -> Iterator[_Posed]:
@@ -109,7 +121,7 @@ def _ran(
 
 def _judged(path: Path, posed: _Posed, found: Array | Failed, trial: Trial) -> CaseRun:
     case, n = posed.case, posed.n
-    common = (case.number, case.title, case.sizes, case.values, inputs_of(n), sum(_size(n)))
+    common = (case.number, case.title, case.sizes, case.values, inputs_of(n), sum(_sizes(n)))
     if isinstance(found, Failed):
         return CaseRun(*common, of_refusal(died=not found.refused), problem=found.says, next_step=found.meant,
                        path=_kept(path, posed, None, trial))  # fmt: skip
@@ -122,7 +134,7 @@ def _judged(path: Path, posed: _Posed, found: Array | Failed, trial: Trial) -> C
     return CaseRun(*common, verdict, best.arithmetic, place, problem, path=kept)
 
 
-def _size(n: Op) -> Iterator[int]:
+def _sizes(n: Op) -> Iterator[int]:
     return (s.values.size for s in n.sources if s is not None)
 
 

@@ -98,6 +98,8 @@ def few_sizes(monkeypatch):
     """Sizes that tell as much of the kernels here as all."""
     monkeypatch.setattr(axes, "FEW", (1, 2))
     monkeypatch.setattr(axes, "EDGES", (16, 31, 32, 33, 1025))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # to which load_function adds
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
 
 def op_file(folder, kind):
