@@ -37,11 +37,11 @@ def backend(
     refuse_collisions(read, [*kept_files(keep), *reports.output_files])
     if recorded is not None and (prompt is not None or tokens or n_predict):
         raise UserError(f"--recorded {recorded}: says what was run; give no prompt, tokens or --n-predict with it")
+    run = asked.run()
     if node and keep is None:
         raise UserError(f"--node {node[0]}: says what else is saved; give --keep DIR with it")
     with progress() as shown:
-        how = how_of(tolerance, reports, progress=shown)
-        result = judge_graph(model, asked.run(), how, keep, recorded, node or ())
+        result = judge_graph(model, run, how_of(tolerance, reports, progress=shown), keep, recorded, node or ())
     reports.write(result)
     finish(result.verdict, fail_on)
 
