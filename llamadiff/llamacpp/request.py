@@ -115,8 +115,8 @@ class Request:
     ``n_prefill`` tokens (0: all) are run as one batch, or in ``batches``, the others one by one, each as it was given;
     ``n_predict`` more are llama.cpp's own choice. The first token is at position ``first``.
     ``scores``: attention scores are recorded however long the prompt is. ``nodes``: every node is checked as it runs,
-    and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs (``keep_all``:
-    for all ops'); ``only_list``: nodes are listed and not computed; ``pictures``: close-ups of them are kept. ``graph``
+    and ``output`` is what was found, as JSON. ``keep`` is a directory for wrong ops' inputs and outputs, and for
+    those of ``keep_nodes``; ``only_list``: nodes are listed, not computed; ``pictures``: they have close-ups. ``graph``
     is a file for the graph itself, with every tap of it in ``output``, a trace, if that is given; ``keep_graph``: the
     trace itself holds the graph. ``patterns`` and ``layers`` (from, to before) are the user's words for the taps that
     are asked for; ``wanted`` are their names, where they are known before llama.cpp's graph is. ``files`` are the parts
@@ -145,7 +145,7 @@ class Request:
     nodes: bool = False
     keep_graph: bool = False
     keep: str | None = None
-    keep_all: bool = False
+    keep_nodes: tuple[str, ...] = ()
     only_list: bool = False
     pictures: bool = False
     graph: str | None = None
@@ -194,7 +194,8 @@ class Request:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Request:
-        names = ("files", "tokens", "wanted", "patterns", "layers", "batches", "texts", "weights", "everywhere")
+        names = ("files", "tokens", "wanted", "patterns", "layers", "batches", "texts", "weights", "everywhere",
+                 "keep_nodes")  # fmt: skip
         lists = {name: tuple(data[name]) for name in names if data[name] is not None}
         made = {"settings": Settings(**data["settings"]), "way": Way.from_json(data["way"])}
         return cls(**{**data, **lists, **made})

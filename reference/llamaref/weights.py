@@ -172,7 +172,7 @@ class Weights:
 
     def minima(self, name: str, stored: Array) -> Array:
         """The minima of blocks of a tensor's rows, [row, in / 32], where its type has any."""
-        return _minima(stored, self._tensor(name).tensor_type).astype(self.dtype)
+        return block_minima(self._tensor(name).tensor_type.name, stored).astype(self.dtype)
 
     def experts(
         self, name: str, x: Array, chosen: Array, sums: Array | None = None, *, rows: Any = slice(None),
@@ -389,8 +389,7 @@ def _one_bit(rows: Array) -> Array:
     return np.where(signs, scales, -scales).reshape(*rows.shape[:-1], -1)
 
 
-def _minima(rows: Array, kind: gguf.GGMLQuantizationType) -> Array:
-    """The minimum of every block: [rows, blocks]. Blocks of Q4_1 and Q5_1 begin with scale and minimum, float16."""
-    size = gguf.GGML_QUANT_SIZES[kind][1]
-    blocks = np.ascontiguousarray(rows).reshape(len(rows), -1, size)
+def block_minima(kind: str, rows: Array) -> Array:
+    """The minimum of every block, [..., bytes] -> [..., blocks]: Q4_1's and Q5_1's begin with scale and minimum."""
+    blocks = np.ascontiguousarray(rows).reshape(*rows.shape[:-1], -1, block_sizes(kind)[1])
     return np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0]

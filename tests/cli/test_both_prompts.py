@@ -20,7 +20,7 @@ VALUES = {
     "--timeout": "60", "--only": "l_out-*", "--rows": "0-1", "--partial": "", "--engine": "graph",
     "--llama-cpp": "flash_attn=on",
     "--explain": "1", "--tolerance": "{here}/none.toml", "--fail-on": "never", "--expect": "5", "--full": "",
-    "--output": "json:-", "--sketch": "", "--nodes": "", "--force": "", "--keep": "{here}/kept",
+    "--output": "json:-", "--sketch": "", "--nodes": "", "--force": "", "--keep": "{here}/kept", "--node": "norm-0",
     "--recorded": "{here}/none.safetensors", "--text": "{here}/none.txt", "--spend": "64M", "--schedule": "3",
     "--seed": "7", "--chat": "", "--tokens": "",
 }  # fmt: skip

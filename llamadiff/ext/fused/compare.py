@@ -107,8 +107,8 @@ def _said(name: str, alone: Sequence[Row], rows: Sequence[Row], found: Found, co
     said = f"every kernel of several nodes of {name}'s that gives other bits than its nodes alone is right"
     worst = max(row.local.nmse for row in rows if row.local)
     kinds = ", ".join(dict.fromkeys(f"{row.op} ({row.tap})" for row in rows))
-    count = f"{len(rows)} kind{'s' if len(rows) > 1 else ''}"
-    return Message(said, (f"{count}, worst own error {worst:.1e}: {kinds}",))
+    many = f"{len(rows)} kind{'s' if len(rows) > 1 else ''}"
+    return Message(said, (f"{many}, worst own error {worst:.1e}: {kinds}",))
 
 
 def _wrong(name: str, wrong: Sequence[Row]) -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,6 +56,7 @@ def compare_nodes(
         found = found_by(read_again(recorded, request, model.dequantizer))
     else:
         found = check_nodes(request, how.progress, child, model.dequantizer)
+    _check_kept(request.keep_nodes, found.checks)
     info = found.info
     rows = tuple(row for row in rows_of(found.checks, how.rules)
                  if taps.is_selected(row.tap, row.layer, request.patterns, request.layer_range))  # fmt: skip
@@ -89,23 +91,35 @@ def compare_nodes(
     return replace(assemble(sides, judged, ruling, said, steps), engine=EngineUsed(GRAPH))
 
 
+def _check_kept(patterns: Sequence[str], checks: Sequence[NodeCheck]) -> None:
+    """Raise UserError for a pattern that no node fits."""
+    names = {name for check in checks for name in (check.name.partition("#")[0], check.op)}
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise UserError(f"--node {pattern[:80]}: no node or op of that name; llamadiff graph MODEL lists them")
+
+
 def judge_graph(
     model: str | Path,
     run: Run,
     how: How = USUAL,
     keep: str | Path | None = None,
     recorded: Path | None = None,
+    keep_nodes: Sequence[str] = (),
 ) -> Comparison:
     """Run llama.cpp and compute every node of its graph again, on the inputs it was given: any architecture.
 
-    ``keep``: a directory for the wrong ops, each in a file; ``recorded``: a run of elsewhere, in place of one now.
+    ``keep``: a directory for the wrong ops, each in a file; ``recorded``: a run of elsewhere, in place of one now;
+    ``keep_nodes``: patterns of names, or ops, that are saved though they are right.
     Raises UserError for whatever a user can mend.
     """
     with nullcontext(None) if recorded else Child(run.settings) as child:
         file = ModelFile(model)
         request = recorded_request(recorded, str(model)) if recorded else text_request(file, run, Path())
         with made_directory(Path(keep)) if keep is not None else nullcontext(None) as folder:
-            return compare_nodes(file, replace(request, keep=folder), how, child, recorded)
+            return compare_nodes(
+                file, replace(request, keep=folder, keep_nodes=tuple(keep_nodes)), how, child, recorded
+            )
 
 
 def list_nodes(model: str | Path, n_tokens: int, settings: Settings | None = None) -> tuple[NodeCheck, ...]:

@@ -136,7 +136,12 @@ class PlainArithmetics:
 
 
 def distance(n: Op, values: Array, found: Array) -> float:
-    """NMSE of what was found against what was computed, in the places that can be judged.
+    """NMSE of what was found against what was computed, in the places that can be judged."""
+    return _nmse(*comparable(n, values, found))
+
+
+def comparable(n: Op, values: Array, found: Array) -> tuple[Array, Array]:
+    """What was computed and what was found, as they are compared: zero where an op cannot be judged.
 
     Of equal values either may come first when they are sorted.
     """
@@ -144,18 +149,16 @@ def distance(n: Op, values: Array, found: Array) -> float:
     if n.name in SORTED:
         x, first = n.x(), _sorted_first(n)
         if not _is_finite(x):
-            return 0.0
+            return np.zeros(1), np.zeros(1)
         values, found = values[..., :first], found[..., :first]
         values, found = (np.take_along_axis(x, places.astype(np.int64), axis=-1) for places in (values, found))
-        if n.name == "TOP_K":
-            values, found = np.sort(values, axis=-1), np.sort(found, axis=-1)
+        return (values, found) if n.name != "TOP_K" else (np.sort(values, axis=-1), np.sort(found, axis=-1))
     if n.name in LEFT_OPEN:
-        found = np.where(np.isnan(values), values, found)
-    nmse = _nmse(values, found)
-    if np.isfinite(nmse) or n.name in (*SORTED, *LEFT_OPEN):
-        return nmse
+        return values, np.where(np.isnan(values), values, found)
+    if np.isfinite(_nmse(values, found)):
+        return values, found
     hidden = open_places(n, values, found)
-    return _nmse(*(np.where(hidden, 0, side) for side in (values, found)))
+    return np.where(hidden, 0, values), np.where(hidden, 0, found)
 
 
 def _nmse(values: Array, found: Array) -> float:

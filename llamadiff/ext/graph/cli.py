@@ -20,6 +20,10 @@ def backend(
     model: Model, prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, n_predict: NPredict = 0,
     llama_cpp: LlamaCpp = None,
     keep: Annotated[Path | None, typer.Option("--keep", help="Save each wrong op, with its inputs, here.")] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", help="With --keep: save these too, by name or op: Qcur-0, RMS_NORM.", metavar="NODE"),
+    ] = None,
     recorded: Recorded = None, tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
     """Check every node of llama.cpp's graph on its real inputs.
@@ -33,8 +37,11 @@ def backend(
     refuse_collisions(read, [*kept_files(keep), *reports.output_files])
     if recorded is not None and (prompt is not None or tokens or n_predict):
         raise UserError(f"--recorded {recorded}: says what was run; give no prompt, tokens or --n-predict with it")
+    run = asked.run()
+    if node and keep is None:
+        raise UserError(f"--node {node[0]}: says what else is saved; give --keep DIR with it")
     with progress() as shown:
-        result = judge_graph(model, asked.run(), how_of(tolerance, reports, progress=shown), keep, recorded)
+        result = judge_graph(model, run, how_of(tolerance, reports, progress=shown), keep, recorded, node or ())
     reports.write(result)
     finish(result.verdict, fail_on)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -116,10 +117,11 @@ class NodeChecker:
             self._report(node, None, problem=UNKNOWN_ROUNDING)
             return
         self._report(node, best.nmse, best, found, n)
-        if self.request.keep is not None and (self.request.keep_all or wrong or best.estimated):
+        asked = any(fnmatchcase(name, each) for each in self.request.keep_nodes for name in (node.name, n.name))
+        if self.request.keep is not None and (asked or wrong or best.estimated):
             path = Path(self.request.keep) / f"{self.step}-{len(self.results):05d}.safetensors"
             save(path, n, best.values, found, node.name, node.in_memory())
-            if not wrong:
+            if not wrong and not asked:
                 self._doubtful[len(self.results) - 1] = path
 
     def judged_by_place(self, node: Node) -> None:
@@ -134,7 +136,7 @@ class NodeChecker:
         """All nodes have run: what they show together decides on those that were estimated."""
         self.results = self.arithmetics[self.on_device].settled(self.results)
         for number, path in self._doubtful.items():
-            if self.results[number].rounding and not self.request.keep_all:
+            if self.results[number].rounding:
                 path.unlink()
                 path.with_suffix(".txt").unlink()
 

@@ -32,12 +32,14 @@ class Operand:
     """One source of an op: its values, ggml's name of its type (``f32``, ``q8_0``, ``i32``) and its own name.
 
     ``decode`` makes floats of rows of a weight as the file keeps them, where that is not to be done as its type says.
+    ``minima`` of a weight's blocks [.., out, in / 32] multiply what Q8_1 adds to the sums of activations.
     """
 
     values: Array
     kind: str = "f32"
     name: str = ""
     decode: Callable[[Array], Array] | None = None
+    minima: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+from llamadiff import __version__
+from llamadiff.ext.replay.kernel_report import kernels_to_json, kernels_to_markdown, lines_of
+from llamadiff.ext.replay.kernel_result import KernelRun
 from llamadiff.ext.replay.result import OpRun
-from llamadiff.judge.verdict import WRONG
+from llamadiff.judge.verdict import WRONG, worst_of
 from llamadiff.report.formats import About
 from llamadiff.report.github import again, block, code, fit_sections, prose, table
+from llamadiff.report.json import in_json
 from llamadiff.report.terminal.escape import escape_line, number, tiny
 
+SCHEMA = "llamadiff.replay/1"
 _MOST_OPS = 40  # that a block tells of
 
 
@@ -23,6 +29,40 @@ def line_of(run: OpRun) -> str:
 
 def _why(run: OpRun) -> str:
     return f"; not judged, {run.problem}" if run.problem else ""
+
+
+def to_json(runs: Sequence[OpRun] | Sequence[KernelRun]) -> str:
+    """Everything, machine-readable: of ops that ran in ggml, or of a kernel."""
+    of_kernel = [run for run in runs if isinstance(run, KernelRun)]
+    if of_kernel:
+        return kernels_to_json(of_kernel)
+    own = [run for run in runs if isinstance(run, OpRun)]
+    return in_json({
+        "schema": SCHEMA, "llamadiff": {"version": __version__}, "verdict": worst_of(run.verdict for run in own),
+        "summary": line_of(min(own, key=lambda run: (run.verdict != WRONG, not run.problem))),
+        "ops": [_as_json(run) for run in own],
+    })  # fmt: skip
+
+
+def _as_json(run: OpRun) -> dict[str, Any]:
+    return {
+        "op": run.op, "node": run.name, "path": str(run.path), "inputs": run.inputs, "device": run.device,
+        "verdict": run.verdict, "nmse": run.error, "limit": run.limit, "recorded_nmse": run.recorded,
+        "index": run.index, "found": run.found, "right": run.right, "problem": run.problem or None,
+    }  # fmt: skip
+
+
+def to_text(runs: Sequence[OpRun] | Sequence[KernelRun]) -> str:
+    """What the terminal says of all."""
+    return "\n".join(line for run in runs for line in ([line_of(run)] if isinstance(run, OpRun) else lines_of(run)))
+
+
+def markdown_of(runs: Sequence[OpRun] | Sequence[KernelRun], about: About) -> str:
+    """A block for an issue."""
+    of_kernel = [run for run in runs if isinstance(run, KernelRun)]
+    if of_kernel:
+        return kernels_to_markdown(of_kernel, about)
+    return to_markdown([run for run in runs if isinstance(run, OpRun)], about)
 
 
 def to_markdown(runs: Sequence[OpRun], about: About) -> str:

@@ -12,6 +12,7 @@ from llamadiff.ext.graph.op import Array, Op, compute, rounded_for
 from llamadiff.ext.graph.repro import load, memory_of
 from llamadiff.ext.replay.result import OpRun
 from llamadiff.ext.replay.saved_ops import run_saved
+from llamadiff.ext.replay.shown import inputs_of
 from llamadiff.llamacpp.quantizing import EightBits
 from llamadiff.llamacpp.request import Settings
 from llamadiff.numerics import tolerances
@@ -44,11 +45,6 @@ def _judged(path: Path, op: Op, now: Array, before: Array, name: str, device: st
     is_known = errors[0].nmse <= limit or q8.are_known(rounded_for(op))
     _, worst = worst_of(Rows(now, 0), Rows(errors[0].values.reshape(now.shape), 0))
     return OpRun(
-        path, name, op.name, _inputs(op), device, errors[0].nmse, errors[1].nmse, limit, line=memory_of(path)[0].line,
+        path, name, op.name, inputs_of(op), device, errors[0].nmse, errors[1].nmse, limit, line=memory_of(path)[0].line,
         index=worst.index, found=worst.candidate, right=worst.baseline, problem="" if is_known else UNKNOWN_ROUNDING,
     )  # fmt: skip
-
-
-def _inputs(op: Op) -> str:
-    """Types and shapes, ggml's first axis first: ``q6_K[256,512] f32[256,5]``."""
-    return " ".join(f"{s.kind}{list(reversed(s.values.shape))}".replace(" ", "") for s in op.sources if s is not None)

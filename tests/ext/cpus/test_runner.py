@@ -179,7 +179,7 @@ def test_a_saved_op_is_run_there(small_model, build, tmp_path):
     model = small_model("llama", "Q8_0")
     kept.mkdir()
     request = text_request(ModelFile(model), Run(tokens=(1, 5, 9)), Path())
-    check_nodes(replace(request, nodes=True, keep=str(kept), keep_all=True))
+    check_nodes(replace(request, nodes=True, keep=str(kept), keep_nodes=("*",)))
     saved = [path for path in sorted(kept.glob("*.safetensors")) if load(path)[0].name not in LOOKS]
     done = run("replay", *saved, "--llama-cpp", build, "--llama-cpp", f"runner={alone(tmp_path)}")
     assert done.returncode == 0, done.stdout + done.stderr

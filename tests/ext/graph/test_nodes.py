@@ -79,7 +79,7 @@ def nodes(small_model, tmp_path_factory):
             folder = tmp_path_factory.mktemp("nodes")
             path = name if isinstance(name, Path) else small_model(name, kind)
             check_nodes(Request(str(path), tokens=TOKENS, output=str(folder / "o.json"), nodes=True, keep=str(folder),
-                                keep_all=True, settings=Settings(**settings)))  # fmt: skip
+                                keep_nodes=("*",), settings=Settings(**settings)))  # fmt: skip
             kept[key] = [(op, found) for op, _, found, _ in map(load, sorted(folder.glob("*.safetensors")))]
         return kept[key]
 

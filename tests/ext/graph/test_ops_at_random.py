@@ -734,7 +734,7 @@ KEPT = [
 @needs_slices("replay", "watch")
 def test_kept_ops_run_again(graph: Graph, small_model: Callable[..., Path], tmp_path: Path) -> None:
     """As nodes of a run: judged, saved with how ggml held them, and computed anew from the files."""
-    checker = NodeChecker(Weights(small_model()), Request("", keep=str(tmp_path), keep_all=True), own_rounding())
+    checker = NodeChecker(Weights(small_model()), Request("", keep=str(tmp_path), keep_nodes=("*",)), own_rounding())
     checker.begin(0)
     for name in KEPT:
         made = CASES[name](Dice(1))

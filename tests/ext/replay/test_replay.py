@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from command import run
 from sent import own_rounding
 
+from llamadiff.ext.graph.check import distance
+from llamadiff.ext.graph.op import compute
 from llamadiff.ext.graph.readers import check_nodes
 from llamadiff.ext.graph.repro import load, memory_of, save
 from llamadiff.ext.replay import run as one_op
@@ -31,7 +34,7 @@ def saved(model: Path, folder: Path, **settings: object) -> list[Path]:
     """Every node of a run as --keep would save it, but those that compute nothing."""
     folder.mkdir()
     check_nodes(Request(str(model), tokens=TOKENS, output=str(folder / "o.json"), nodes=True, keep=str(folder),
-                        keep_all=True, settings=Settings(**settings)))  # fmt: skip
+                        keep_nodes=("*",), settings=Settings(**settings)))  # fmt: skip
     return [path for path in sorted(folder.glob("*.safetensors")) if load(path)[0].name not in NOT_ALONE]
 
 
@@ -47,6 +50,17 @@ def test_saved_ops_run_again_in_ggml(kind, small_model, tmp_path):
     assert [(run.name, run.op, run.error) for run in found if run.verdict != "match"] == []
     assert len({run.op for run in found}) > 5
     assert WRITES[kind] in {run.op for run in found}
+
+
+def test_products_by_blocks_with_minima_are_right_alone(small_model, tmp_path):
+    """Beside rounded activations their blocks keep a rounded sum, which the minima multiply."""
+    paths = [path for path in saved(small_model("llama", "Q5_1"), tmp_path / "ops") if load(path)[0].name == "MUL_MAT"]
+    found = [run for run in run_ops(paths[:3], Settings()) if "q5_1" in run.inputs]
+    assert [run.verdict for run in found] == ["match"] * 3
+    op, _, gave, _ = load(paths[0])
+    weights, *others = op.sources
+    less = replace(op, q8=own_rounding().way, sources=(replace(weights, minima=None), *others))
+    assert distance(less, compute(less), gave) > 100 * found[0].limit
 
 
 @pytest.mark.parametrize("kind", ["llama", "mamba2"])
@@ -117,9 +131,34 @@ def test_runs_of_ops_are_a_block_for_an_issue(small_model, tmp_path):
     assert run("replay", path, "-o", f"markdown:{path}").returncode == 2
 
 
+def test_runs_of_ops_as_json(small_model, tmp_path):
+    path = next(path for path in saved(small_model(), tmp_path / "ops") if load(path)[0].name == "RMS_NORM")
+    report = json.loads(run("replay", path, "-o", "json:-").stdout)
+    assert (report["schema"], report["verdict"]) == ("llamadiff.replay/1", "match")
+    assert report["summary"].startswith("MATCH  norm-0: RMS_NORM f32[")
+    assert [(op["path"], op["verdict"], op["device"]) for op in report["ops"]] == [(str(path), "match", "CPU")]
+
+
+def test_nodes_are_saved_though_they_are_right(small_model, tmp_path):
+    model, keep = small_model(), tmp_path / "kept"
+    done = run("backend", model, "--tokens", "1,5,9", "--keep", keep, "--node", "norm-0", "--node", "SOFT_MAX")
+    assert done.returncode == 0, done.stderr
+    names = {(load(path)[3], load(path)[0].name) for path in keep.glob("*.safetensors")}
+    assert {name for name, op in names if op != "SOFT_MAX"} == {"norm-0"}
+    assert len(names) > 2
+    for words, said in (
+        (("--keep", keep, "--node", "nothing"), "--node nothing: no node or op of that name; llamadiff graph MODEL"),
+        (("--node", "norm-0"), "--node norm-0: says what else is saved; give --keep DIR with it"),
+    ):
+        done = run("backend", model, "--tokens", "1,5,9", *words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert said in done.stderr
+
+
 def test_what_is_no_saved_op_is_refused(small_model, tmp_path):
     paths = saved(small_model(), tmp_path / "ops")
-    done = run("replay", tmp_path / "ops/o.json")
+    (tmp_path / "o.bin").write_bytes(bytes(100))
+    done = run("replay", tmp_path / "o.bin")
     assert (done.returncode, "not an op that was saved with --keep" in done.stderr) == (2, True)
     op, expected, found, name = load(paths[0])
     save(tmp_path / "old.safetensors", op, expected, found, name)

@@ -15,8 +15,16 @@ PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 @op("MUL_MAT", rounds=True)
 def mul_mat(n: Op) -> Array:
     """w [.., out, in], x [.., rows, in] -> [.., rows, out]; outer axes of w serve several of x's (ggml_mul_mat)."""
-    w, (x, *_) = n.x(), n.rounded(n.x(1), n.source_kind())
-    x = x.astype(np.float32, copy=False)
+    (x, *sums), minima = n.rounded(n.x(1), n.source_kind()), _minima(n)
+    y = _by_slices(n.x(), x.astype(np.float32, copy=False))
+    return y if not sums or minima is None else y + _by_slices(minima, sums[0])
+
+
+def _minima(n: Op) -> Array | None:
+    return None if n.sources[0] is None else n.sources[0].minima
+
+
+def _by_slices(w: Array, x: Array) -> Array:
     if w.shape[-4] != x.shape[-4]:
         w = _repeated(w, x.shape[-4:-2])
     neighbours = x.reshape(*x.shape[:-3], w.shape[-3], -1, x.shape[-1])  # those that one slice of w serves
@@ -42,12 +50,15 @@ def mul_mat_id(n: Op) -> Array:
     w: Array = n.x().reshape(n.x().shape[-3:])
     x, ids = n.alike(1, 2)
     ids = ids.astype(np.int64)[..., 0, 0, :, :]  # [..., token, used]
-    x, *_ = n.rounded(x[..., 0, :, :, :], n.source_kind())
-    x = np.broadcast_to(x, (*ids.shape, x.shape[-1]))  # [..., token, used, in]
+    x, *sums = n.rounded(x[..., 0, :, :, :], n.source_kind())
+    x, *sums = (np.broadcast_to(each, (*ids.shape, each.shape[-1])) for each in (x, *sums))  # [..., token, used, in]
+    minima = _minima(n)
     out = np.empty((*ids.shape, w.shape[-2]), np.float32)
     for expert in np.unique(ids):
         mine = ids == expert
         out[mine] = x[mine] @ w[expert].T
+        if sums and minima is not None:
+            out[mine] += sums[0][mine] @ minima.reshape(-1, *minima.shape[-2:])[expert].T
     return out[..., None, :, :, :]
 
 
