@@ -125,3 +125,13 @@ def test_a_device_is_judged_by_its_nodes_and_by_its_logits_where_nobody_looks(us
     default, unseen = json.loads(done.stdout)["variants"]
     assert (default["verdict"], unseen["verdict"], unseen["top1_agree"]) == ("match", "match", True)
     assert default["judged"] > 50 > unseen["judged"]
+
+
+@pytest.mark.parametrize("model_name", MODELS)
+def test_kernels_of_several_nodes_are_right(model_name, usage, model_of):
+    done = asked(usage("vulkan"), "fused", model_of(model_name), "--tokens", tokens(6), "-o", "json:-")
+    report = json.loads(done.stdout)
+    wrong = note("vulkan", 6, model_name, report, way="kernels of several nodes")
+    assert wrong == REALLY_WRONG.get(("vulkan", model_name), [])
+    if "moe" in model_name:
+        assert any(tap["op"].startswith("SOFT_MAX + ") for tap in report["taps"])

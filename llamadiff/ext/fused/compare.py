@@ -14,9 +14,10 @@ from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.engines.select import GRAPH, EngineUsed
 from llamadiff.ext.fused.reader import FusedReader
 from llamadiff.ext.fused.search import Found, Kernel
-from llamadiff.ext.graph.backend import OPS, rows_of
+from llamadiff.ext.graph.backend import OPS, gaps, rows_of
 from llamadiff.ext.graph.check import NodeCheck, layers_of
-from llamadiff.judge.verdict import UNCHECKED, WRONG, of_run
+from llamadiff.judge.preflight.checks import Check
+from llamadiff.judge.verdict import WRONG, of_check, of_run
 from llamadiff.llamacpp.capture import read_run
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Way
@@ -48,7 +49,9 @@ def judge_kernels(model: str | Path, run: Run, how: How = USUAL) -> Comparison:
     info, nodes, found = reader.info(), reader.nodes, reader.found
     rows, alone = [_row(kernel, nodes, how.rules) for kernel in found.kernels], rows_of(nodes, how.rules)
     name = str(info.producer.get("name"))
-    ruling = of_run([row.verdict for row in (*alone, *rows)] if found.steady else [UNCHECKED], ())
+    unsteady = Check("the same run twice", of_check(fault=True, is_known=False), f"{name} does not give the same bits")
+    checks = () if found.steady else (unsteady,)
+    ruling = of_run([row.verdict for row in (*alone, *rows)], [check.verdict for check in checks])
     seconds = time.perf_counter() - started
     sides = Sides(
         model=file.describe(str(info.model.get("sha256") or file.sha256)), tokens=file.token_texts(info.tokens),
@@ -63,9 +66,9 @@ def judge_kernels(model: str | Path, run: Run, how: How = USUAL) -> Comparison:
     }
     read = reader.dequantizer
     decoding = Decoding(len(read.trusted), tuple(sorted(read.refused)))
-    judged = Judged(rows=(*alone, *rows), decoding=decoding, timing=timing)
+    judged = Judged(rows=(*alone, *rows), preflight=checks, decoding=decoding, timing=timing)
     wrong = [row for row in alone if row.verdict == WRONG]
-    said = _said(name, wrong, rows, found, len(nodes))
+    said = _said(name, wrong, rows, found, len(nodes)).plus(*gaps(alone))
     return replace(assemble(sides, judged, ruling, said, _next_steps(wrong, rows)), engine=EngineUsed(GRAPH))
 
 
@@ -100,7 +103,7 @@ def _said(name: str, alone: Sequence[Row], rows: Sequence[Row], found: Found, co
         return _wrong(name, wrong)
     if not rows:
         said = f"no nodes of {name}'s graph that run together give other bits than each alone"
-        return Message(said, (f"{count} nodes, each of them right alone",))
+        return Message(said, (f"{count} nodes, none of them wrong alone",))
     unjudged = [row for row in rows if row.local is None]
     if unjudged:
         return Message(f"{name}'s {unjudged[0].op} as one kernel cannot be judged: {unjudged[0].explained}")

@@ -213,11 +213,11 @@ def _passes(found: Nodes) -> str:
 def summarize(rows: Sequence[Row], name: str, passes: str, on_device: bool = False) -> Message:
     """What is said of a graph of ``name``'s, in words of the ``passes`` in which its nodes were judged."""
     judged, wrong = [row for row in rows if row.local], [row for row in rows if row.verdict == WRONG]
-    gaps = (*_gaps(rows), *[ALONE] * on_device)
+    left = (*gaps(rows), *[ALONE] * on_device)
     if wrong:
-        return _wrong(name, wrong).plus(*gaps)
+        return _wrong(name, wrong).plus(*left)
     if not judged:
-        return Message(f"no node of {name}'s graph could be checked", gaps)
+        return Message(f"no node of {name}'s graph could be checked", left)
     worst = max(judged, key=lambda row: row.local.nmse if row.local else 0.0)
     assert worst.local is not None
     noisy = sum(row.verdict == NOISE for row in rows)
@@ -225,7 +225,7 @@ def summarize(rows: Sequence[Row], name: str, passes: str, on_device: bool = Fal
     alone = ", each computed alone" if on_device else ""
     said = f"every checked node of {name}'s graph is {quality} on the inputs it was given{alone}"
     counts = f"{len(judged)} nodes in {passes}, worst own error {worst.local.nmse:.1e} at {worst.tap}"
-    return Message(said, (counts, *gaps))
+    return Message(said, (counts, *left))
 
 
 def _wrong(name: str, wrong: Sequence[Row]) -> Message:
@@ -239,7 +239,7 @@ def _wrong(name: str, wrong: Sequence[Row]) -> Message:
     return Message(f"{first.tap}: {name}'s {first.op}{by} is wrong on the inputs it was given", (size, *also))
 
 
-def _gaps(rows: Sequence[Row]) -> Iterator[str]:
+def gaps(rows: Sequence[Row]) -> Iterator[str]:
     """The nodes that could not be checked, and why."""
     unchecked = [row for row in rows if row.local is None]
     reasons = ("for want of a function", "since their function failed", OPEN)
