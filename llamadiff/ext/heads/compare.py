@@ -1,0 +1,56 @@
+"""llama.cpp's heads of a model, judged, or a candidate's: its taps by llama.cpp's graph of trunk and heads in one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from llamadiff.candidates.opening import CandidateSpec, read_candidate
+from llamadiff.engines.capture_request import text_request
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.run_spec import How, Run
+from llamadiff.engines.select import GRAPH, EngineUsed
+from llamadiff.ext.graph.model import GraphModel
+from llamadiff.ext.heads.head_reader import HeadReader
+from llamadiff.llamacpp.capture import read_run, scratch_directory
+from llamadiff.llamacpp.child import Child
+from llamadiff.llamacpp.request import Request
+from llamadiff.result.comparison import Comparison
+from llamadiff.system.errors import UserError
+from llamadiff.trace.reader import Trace
+
+ERRAND = "llamadiff.ext.heads.head_observer:run_heads"
+
+
+def compare_heads(
+    model: str | Path, run: Run, candidate: CandidateSpec | None, how: How, child: Child | None = None
+) -> Comparison:
+    """Run llama.cpp's trunk and heads on a prompt, and judge the heads, or a candidate's.
+
+    Raises UserError for whatever a user can mend.
+    """
+    from llamadiff.verbs.judging import judge
+
+    started = time.perf_counter()
+    brought = read_candidate(candidate, how, run.settings.place)
+    run = run if brought is None else brought.tokens_for(run)
+    file = ModelFile(model, settings=run.settings)
+    with scratch_directory() as folder:
+        request = text_request(file, run, Path(folder) / "heads.safetensors")
+        engine, baseline = run_heads(file, request, how, child)
+        trace = None if brought is None else brought.load_trace(engine, baseline)
+        if trace is not None and trace.info.tokens != baseline.info.tokens:
+            raise UserError("the candidate ran other tokens than llama.cpp did; give those with --tokens")
+        capture_s = time.perf_counter() - started
+        result = judge(engine, baseline, trace, how)
+    timing = {"capture_s": capture_s, **result.timing, "total_s": time.perf_counter() - started}
+    return replace(result, engine=EngineUsed(GRAPH), timing=timing)
+
+
+def run_heads(file: ModelFile, request: Request, how: How, child: Child | None) -> tuple[GraphModel, Trace]:
+    """llama.cpp's graph of trunk and heads as an engine, and the trace of its taps."""
+    request = replace(request, errand=ERRAND, weights=tuple(file.tensors))
+    reader = read_run(request, how.progress, child, HeadReader)
+    assert isinstance(reader, HeadReader)
+    return GraphModel(file.path, reader.graph, request.settings), Trace.open(reader.path)

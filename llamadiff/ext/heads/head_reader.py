@@ -1,0 +1,203 @@
+"""Reads a run of trunk and heads as one graph: what the trunk gives, joined to what each head reads, and their taps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llamaref import Weights
+from numpy.typing import NDArray
+
+from llamadiff.ext.graph.graph import Graph
+from llamadiff.ext.graph.node import Node
+from llamadiff.ext.graph.readers import node_of
+from llamadiff.ext.graph.recorder import Alignment, GraphRecorder
+from llamadiff.llamacpp.passes import NoCheck
+from llamadiff.llamacpp.readers import RunReader, Tell, seen_scores
+from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.sent_tensor import SentTensor
+from llamadiff.system.errors import UserError
+from llamadiff.trace import taps
+
+Array = NDArray[Any]
+HIDDEN = "h_nextn"  # llama.cpp's name of the hidden state that a trunk gives, or a head
+OF_TRUNK = "trunk_h_nextn"  # what the trunk's is called here
+TAKEN = "mtp_h_input"  # llama.cpp's name of what a head takes
+LOGITS = "result_output"
+
+
+class HeadRecorder(GraphRecorder):
+    """The nodes of the trunk, then of the heads. What a head takes is no input but made of what the trunk gives: a row
+    of zeros, and the hidden states of all tokens but the last.
+    """
+
+    def __init__(self, weights: Weights, rows: int) -> None:
+        super().__init__(weights, rows, whole=True, in_steps=False)
+        self.part, self.begins = 0, [0]  # the part that is told of, and each one's first node
+        self.hidden: dict[str, Any] | None = None  # the trunk's
+        self.taken = dict[int, Array]()  # number of the joining node -> what the head was really given
+
+    def begin(self, part: int) -> None:
+        """A part begins. Raises UserError where the trunk gave nothing for a head."""
+        if part == 1:
+            named = [node for node in self.nodes if node["name"] == HIDDEN]
+            if not named:
+                raise UserError(f"llama.cpp's graph has no {HIDDEN}, so what a head reads of it is not known")
+            self.hidden = named[-1]
+        if part:
+            self.begins.append(len(self.nodes))
+        self.part = part
+
+    def _number(self, tensor: Node) -> int:
+        if self.part and tensor.name == TAKEN and tensor.address not in self.numbers:
+            self.numbers[tensor.address] = number = self._joined()
+            self.taken[number] = tensor.values()
+        return super()._number(tensor)
+
+    def _joined(self) -> int:
+        """The nodes that make of the trunk's hidden states what a head takes; the last one's number."""
+        assert self.hidden is not None
+        whole = tuple(self.hidden["shape"])
+        width, given = whole[-1], self.hidden["number"]
+        place = np.array([0, self.rows * width, self.rows * width, width, 1], np.int64)
+        nothing, view, join = (-1 - len(self.numbers) - n for n in range(3))  # no address is negative
+        numbers = [self.numbers.setdefault(key, len(self.numbers)) for key in (nothing, view, join)]
+        self.leaves.append({"number": numbers[0], "name": "zeros", "kind": "f32", "shape": [1, 1, 1, width]})
+        self.given[str(numbers[0])] = np.zeros((1, 1, 1, width), np.float32)
+        self._add(numbers[1], f"{OF_TRUNK} (view)", "VIEW", (1, 1, self.rows - 1, width), b"", [given], place)
+        along = np.array([1, *[0] * 15], np.int32).tobytes()
+        self._add(numbers[2], TAKEN, "CONCAT", (1, 1, self.rows, width), along, numbers[:2], None)
+        return numbers[2]
+
+    def _add(
+        self, number: int, name: str, op: str, shape: Sequence[int], params: bytes, sources: Sequence[int],
+        place: Array | None,
+    ) -> None:  # fmt: skip
+        view = None if place is None else [sources[0], place.tobytes().hex()]
+        self.nodes.append({
+            "number": number, "name": name, "op": op, "kind": "f32", "shape": [*shape], "params": params.hex(),
+            "sources": [*sources], "view": view, "tap": None,
+        })  # fmt: skip
+
+    def label(self) -> dict[int, str]:
+        """The tap that each node is. What trunk and heads name alike is the head's, of several each with its layer."""
+        assert self.hidden is not None
+        labels, several = super().label(), len(self.begins) > 2
+        own = {number: label for number, label in labels.items() if label not in (HIDDEN, LOGITS, TAKEN)}
+        own[self.hidden["number"]] = OF_TRUNK
+        for first, last, layer in self._parts():
+            for node in self.nodes[first:last]:
+                if node["name"] in (HIDDEN, LOGITS, TAKEN):
+                    own[node["number"]] = f"{node['name']}-{layer}" if several else node["name"]
+        return own
+
+    def _parts(self) -> list[tuple[int, int, int]]:
+        """Each head's first node, the one after its last, and its layer's number."""
+        edges = [*self.begins[1:], len(self.nodes)]
+        found = list[tuple[int, int, int]]()
+        for first, last in zip(edges, edges[1:], strict=False):
+            layers = [taps.layer_of(node["name"]) for node in self.nodes[first:last] if node["name"][:4] == "mtp_"]
+            found.append((first, last, next(layer for layer in layers if layer is not None)))
+        return found
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A node whose values are wanted: its number, and how its tap is called and shaped."""
+
+    number: int
+    name: str
+    shape: tuple[int, ...]
+    axis: int | None
+
+
+class HeadReader(RunReader):
+    """A run of trunk and heads: ``graph`` in a file beside the trace of its taps."""
+
+    inputs = NoCheck()  # what passes are given is held against what was asked in given.py
+
+    def __init__(self, request: Request, tell: Tell) -> None:
+        super().__init__(request, tell)
+        self.part = 0
+        self.recorder: HeadRecorder | None = None
+        self.wanted: list[dict[int, Wanted]] = []
+
+    def read_answer(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        if "part" in answer:
+            self.part = answer["part"]
+            if not self.wanted:
+                self.recorder = self.recorder or HeadRecorder(self.weights, self.total)
+                self.recorder.begin(self.part)
+            return
+        super().read_answer(answer, data)
+
+    def _node(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        assert self.recorder is not None
+        self.recorder.asked(node_of(answer, data, self.order))
+
+    def _asks(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        """Which nodes' values are wanted: those of taps on which a head depends."""
+        assert self.recorder is not None
+        recorder = self.recorder
+        alignment = Alignment(recorder, [recorder])
+        shapes, rows = alignment.shapes(), alignment.rows
+        self.graph = needed(Graph.unpacked(recorder.packed(self.began["tokens"], rows)))
+        self.writer = self.writes(len(self.graph.labelled))
+        edges = [*recorder.begins, len(recorder.nodes)]
+        for first, last in zip(edges, edges[1:], strict=False):
+            told = [node["number"] for node in recorder.nodes[first:last] if not self._is_ours(node["number"])]
+            self.wanted.append({
+                place: Wanted(number, label, *shapes[label])
+                for place, number in enumerate(told)
+                if number in self.graph.by_number and (label := self.graph.by_number[number].label) is not None
+            })  # fmt: skip
+        for number, values in recorder.taken.items():
+            label = str(self.graph.by_number[number].label)
+            self._add(Wanted(number, label, *shapes[label]), values)
+        self.tell(places=[sorted(places) for places in self.wanted])
+
+    def _is_ours(self, number: int) -> bool:
+        """Whether a node is one that llama.cpp has not."""
+        assert self.recorder is not None
+        ours = {self.recorder.numbers[key] for key in self.recorder.numbers if key < 0}
+        return number in ours
+
+    def _value(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
+        wanted = self.wanted[self.part][answer["value"]]
+        self._add(wanted, SentTensor(answer["node"], data=data[0], order=self.order).values())
+
+    def _add(self, wanted: Wanted, values: Array) -> None:
+        """A tap on its own axes, without padding after the keys."""
+        shape, tap = wanted.shape, taps.parse(wanted.name)
+        if tap is not None and tap.causal:
+            values, shape = values[..., : self.total], (*shape[:-1], self.total)
+        values = values.reshape(shape)
+        if tap is not None and tap.kind.word == "kq":
+            values = seen_scores(values, 0)
+        if wanted.axis is None:
+            self.writer.add(wanted.name, values)
+        else:
+            self.writer.add(wanted.name, values, wanted.axis, shape, 0)
+
+    def finish(self) -> None:
+        self.writer.finish(self.info())
+
+    @property
+    def path(self) -> Path:
+        assert self.request.output is not None
+        return Path(self.request.output)
+
+
+def needed(graph: Graph) -> Graph:
+    """A graph without the nodes on which no head depends: the trunk's logits, above all."""
+    kept, waiting = set[int](), [node.number for node in graph.nodes if str(node.label).startswith(LOGITS)]
+    while waiting:
+        number = waiting.pop()
+        if number not in kept:
+            kept.add(number)
+            node = graph.by_number.get(number)
+            waiting += graph.reads(node) if node is not None else ()
+    return replace(graph, nodes=tuple(node for node in graph.nodes if node.number in kept))
