@@ -12,6 +12,7 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
 from llamadiff.engines.select import GRAPH, EngineUsed
 from llamadiff.ext.graph.model import GraphModel
+from llamadiff.ext.heads.head_names import by_heads, with_own_names
 from llamadiff.ext.heads.head_reader import HeadReader
 from llamadiff.llamacpp.capture import read_run, scratch_directory
 from llamadiff.llamacpp.child import Child
@@ -39,7 +40,10 @@ def compare_heads(
     with scratch_directory() as folder:
         request = text_request(file, run, Path(folder) / "heads.safetensors")
         engine, baseline = run_heads(file, request, how, child)
-        trace = None if brought is None else brought.load_trace(engine, baseline)
+        trace = None
+        if brought is not None:
+            brought = replace(brought, mapping=with_own_names(brought.mapping, engine))
+            trace = brought.load_trace(by_heads(engine), baseline)
         if trace is not None and trace.info.tokens != baseline.info.tokens:
             raise UserError("the candidate ran other tokens than llama.cpp did; give those with --tokens")
         capture_s = time.perf_counter() - started

@@ -104,10 +104,9 @@ class _HeadApi:
         return params
 
     def llama_decode(self, context: Handle, batch: Any) -> int:
-        """llama_decode; its hidden states are taken away again before the batch is freed: they are not malloc's."""
-        own = batch.embd
+        """llama_decode; the hidden states are taken away again before the batch is freed: they are not malloc's."""
         if self.hidden is not None:
             batch.embd = ctypes.cast(self.hidden, dict(batch._fields_)["embd"])
         code = int(self._api.llama_decode(context, batch))
-        batch.embd = own
+        batch.embd = None  # as llama_batch_init leaves it
         return code
