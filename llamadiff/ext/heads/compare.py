@@ -14,6 +14,7 @@ from llamadiff.engines.select import GRAPH, EngineUsed
 from llamadiff.ext.graph.model import GraphModel
 from llamadiff.ext.heads.head_names import by_heads, with_own_names
 from llamadiff.ext.heads.head_reader import HeadReader
+from llamadiff.ext.heads.trunk_given import explain_with_trunk
 from llamadiff.llamacpp.capture import read_run, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
@@ -48,6 +49,7 @@ def compare_heads(
             raise UserError("the candidate ran other tokens than llama.cpp did; give those with --tokens")
         capture_s = time.perf_counter() - started
         result = judge(engine, baseline, trace, how)
+        result = result if trace is None else explain_with_trunk(result, engine, baseline, trace, how)
     timing = {"capture_s": capture_s, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, engine=EngineUsed(GRAPH), timing=timing)
 

@@ -88,7 +88,8 @@ class _HeadApi:
 
     def __init__(self, api: Any) -> None:
         self._api = api
-        self.of_a_head, self.hidden = False, None
+        self.of_a_head = False
+        self.hidden: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._api, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ Array = NDArray[Any]
 HIDDEN = "h_nextn"  # llama.cpp's name of the hidden state that a trunk gives, or a head
 OF_TRUNK = "trunk_h_nextn"  # what the trunk's is called here
 TAKEN = "mtp_h_input"  # llama.cpp's name of what a head takes
+BEFORE = "token before"  # the rows that are taken: token n's is that of token n - 1
 LOGITS = "result_output"
 
 
@@ -58,39 +60,42 @@ class HeadRecorder(GraphRecorder):
         return super()._number(tensor)
 
     def _joined(self) -> int:
-        """The nodes that make of the trunk's hidden states what a head takes; the last one's number."""
+        """The nodes that make of the trunk's hidden states what a head takes; the last one's number: row 0 is zeros,
+        row n the n-th token's, and each token takes that of its own number.
+        """
         assert self.hidden is not None
-        whole = tuple(self.hidden["shape"])
-        width, given = whole[-1], self.hidden["number"]
-        place = np.array([0, self.rows * width, self.rows * width, width, 1], np.int64)
-        nothing, view, join = (-1 - len(self.numbers) - n for n in range(3))  # no address is negative
-        numbers = [self.numbers.setdefault(key, len(self.numbers)) for key in (nothing, view, join)]
-        self.leaves.append({"number": numbers[0], "name": "zeros", "kind": "f32", "shape": [1, 1, 1, width]})
-        self.given[str(numbers[0])] = np.zeros((1, 1, 1, width), np.float32)
-        self._add(numbers[1], f"{OF_TRUNK} (view)", "VIEW", (1, 1, self.rows - 1, width), b"", [given], place)
+        width, given = self.hidden["shape"][-1], self.hidden["number"]
+        keys = [-1 - len(self.numbers) - n for n in range(4)]  # no address is negative
+        zeros, rows, behind, taken = (self.numbers.setdefault(key, len(self.numbers)) for key in keys)
+        for number, name, kind, values in (
+            (zeros, "zeros", "f32", np.zeros((1, 1, 1, width), np.float32)),
+            (rows, BEFORE, "i32", np.arange(self.rows, dtype=np.int32).reshape(1, 1, 1, -1)),
+        ):
+            self.leaves.append({"number": number, "name": name, "kind": kind, "shape": [*values.shape]})
+            self.given[str(number)] = values
         along = np.array([1, *[0] * 15], np.int32).tobytes()
-        self._add(numbers[2], TAKEN, "CONCAT", (1, 1, self.rows, width), along, numbers[:2], None)
-        return numbers[2]
+        self._add(behind, f"{OF_TRUNK} (behind zeros)", "CONCAT", (self.rows + 1, width), [zeros, given], along)
+        self._add(taken, TAKEN, "GET_ROWS", (self.rows, width), [behind, rows])
+        return taken
 
     def _add(
-        self, number: int, name: str, op: str, shape: Sequence[int], params: bytes, sources: Sequence[int],
-        place: Array | None,
-    ) -> None:  # fmt: skip
-        view = None if place is None else [sources[0], place.tobytes().hex()]
+        self, number: int, name: str, op: str, shape: Sequence[int], sources: Sequence[int], params: bytes = b""
+    ) -> None:
         self.nodes.append({
-            "number": number, "name": name, "op": op, "kind": "f32", "shape": [*shape], "params": params.hex(),
-            "sources": [*sources], "view": view, "tap": None,
+            "number": number, "name": name, "op": op, "kind": "f32", "shape": [1, 1, *shape], "params": params.hex(),
+            "sources": [*sources], "view": None, "tap": None,
         })  # fmt: skip
 
     def label(self) -> dict[int, str]:
         """The tap that each node is. What trunk and heads name alike is the head's, of several each with its layer."""
         assert self.hidden is not None
         labels, several = super().label(), len(self.begins) > 2
-        own = {number: label for number, label in labels.items() if label not in (HIDDEN, LOGITS, TAKEN)}
+        other = (HIDDEN, LOGITS, TAKEN)
+        own = {n: label for n, label in labels.items() if label not in other and not label.startswith(OF_TRUNK)}
         own[self.hidden["number"]] = OF_TRUNK
         for first, last, layer in self._parts():
             for node in self.nodes[first:last]:
-                if node["name"] in (HIDDEN, LOGITS, TAKEN):
+                if node["name"] in other:
                     own[node["number"]] = f"{node['name']}-{layer}" if several else node["name"]
         return own
 
@@ -98,7 +103,7 @@ class HeadRecorder(GraphRecorder):
         """Each head's first node, the one after its last, and its layer's number."""
         edges = [*self.begins[1:], len(self.nodes)]
         found = list[tuple[int, int, int]]()
-        for first, last in zip(edges, edges[1:], strict=False):
+        for first, last in pairwise(edges):
             layers = [taps.layer_of(node["name"]) for node in self.nodes[first:last] if node["name"][:4] == "mtp_"]
             found.append((first, last, next(layer for layer in layers if layer is not None)))
         return found
@@ -147,7 +152,7 @@ class HeadReader(RunReader):
         self.graph = needed(Graph.unpacked(recorder.packed(self.began["tokens"], rows)))
         self.writer = self.writes(len(self.graph.labelled))
         edges = [*recorder.begins, len(recorder.nodes)]
-        for first, last in zip(edges, edges[1:], strict=False):
+        for first, last in pairwise(edges):
             told = [node["number"] for node in recorder.nodes[first:last] if not self._is_ours(node["number"])]
             self.wanted.append({
                 place: Wanted(number, label, *shapes[label])

@@ -1,0 +1,141 @@
+"""What is joined at nodes of a graph: two halves of a row, or rows that were computed elsewhere, as heads take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from llamadiff.ext.explain.alter import changed, gives, instead, swapped, with_source
+from llamadiff.ext.explain.bugs.norms import NORMS
+from llamadiff.ext.explain.conventions.reading import eight_bit_ways
+from llamadiff.ext.explain.registry import Edit, at_nodes
+from llamadiff.ext.explain.site import Site
+from llamadiff.ext.graph.engine import Alter
+from llamadiff.ext.graph.graph import GraphNode
+from llamadiff.ext.graph.op import Array, Op
+
+MOST = 12  # recorded taps that are tried in the place of what is joined
+ROWS = "token before"  # the leaf that says which rows a head takes (ext/heads/head_reader.py)
+WHOSE = {1: "the token itself", 2: "the next token", -1: "the token two before", -2: "the token three before"}
+
+
+def _is_in_halves(site: Site) -> bool:
+    """Whether two tensors of one width become the halves of each row."""
+    return int(site.ints[0]) == 0 and site.shape(0) == site.shape(1)
+
+
+def _is_taken(site: Site) -> bool:
+    """Whether hidden states are put behind a row of zeros, for a head to take some."""
+    readers = (node for node in site.engine.graph.nodes if site.node.number in node.sources)
+    leaves = (site.at(reader).leaf(1) for reader in readers)
+    return any(leaf is not None and leaf.name == ROWS for leaf in leaves)
+
+
+@at_nodes("CONCAT", fix="join them in the order of the columns that multiply them")
+def halves_in_other_order(site: Site) -> Iterator[Edit]:
+    """Two halves of a row are joined in the other order, or one of them twice."""
+    if not _is_in_halves(site):
+        return
+    names = [site.named(place) for place in (0, 1)]
+    fix = f"join {names[0]}, then {names[1]}"
+    yield Edit(swapped(0, 1), f"joins {names[1]} before {names[0]}", fix=fix)
+    for place, name in enumerate(names):
+        yield Edit(with_source(1 - place, partial(Op.x, place=place)), f"joins {name} twice", str(place), fix=fix)
+
+
+@at_nodes("CONCAT", fix="join what the op before gives")
+def joined_elsewhere(site: Site) -> Iterator[Edit]:
+    """Another tensor is joined: before its norm, or of another layer."""
+    for place in (0, 1) if _is_in_halves(site) else (1,) if _is_taken(site) else ():
+        own, norm = site.named(place), _norm_behind(site, place)
+        normed = site.at(norm).named(0) if norm is not None else ""
+        for label, x in _recorded(site, place, normed or own):
+            if label in (own, normed):  # a norm that is left out is that norm's own mistake
+                continue
+            yield Edit(instead(place, x), f"takes {label}, not {own}", f"{place} {label}", fix=f"take {own}")
+            if norm is not None:
+                more: dict[int, Alter] = {norm.number: instead(0, x)}
+                says = f"takes {label}, normalised, not {own}"
+                yield Edit(_as_it_is, says, f"{place} {label} normalised", more, f"normalise {normed}")
+
+
+def _recorded(site: Site, place: int, own: str) -> list[tuple[str, Array]]:
+    """Recorded taps of the size of what is joined, the same one of other layers first, then the nearest."""
+    word = own.rpartition("-")[0]
+    found = list(site.recorded(site.shape(place)))
+    return sorted(found, key=lambda each: each[0].rpartition("-")[0] != word)[:MOST]
+
+
+def _norm_behind(site: Site, place: int) -> GraphNode | None:
+    """The norm that makes what is joined at a place, where it is computed here."""
+    node = site.source(place)
+    if node is not None and node.op == "MUL" and site.own(node):
+        node = site.at(node).source(0)
+    return node if node is not None and node.op in NORMS and site.own(node) else None
+
+
+def _as_it_is(n: Op) -> Op:
+    return n
+
+
+@at_nodes("CONCAT", fix="hand over the hidden state as the trunk gives it")
+def joined_after_a_norm(site: Site) -> Iterator[Edit]:
+    """A hidden state is normalised once more before a head takes it."""
+    if not _is_taken(site):
+        return
+    own, width = site.named(1), site.node.shape[-1]
+    norm = site.nearest(NORMS[0])
+    epsilon = site.at(norm).floats[0] if norm is not None else np.float32(1e-6)
+    for name in ("", *(name for name in site.case.run.model.tensors if _is_norm(site, name, width))):
+        weight = site.vector(name) if name else np.float32(1)
+        says = f"normalises {own} once more, {f'by {name}' if name else 'without a weight'}"
+        normed = partial(_normed, weight=weight, epsilon=epsilon)
+        yield Edit(changed(1, normed), says, name, fix=f"take {own} as it is")
+
+
+def _is_norm(site: Site, name: str, width: int) -> bool:
+    return "norm" in name and name.endswith(".weight") and site.engine.w.shape(name) == (width,)
+
+
+def _normed(x: Array, weight: Any, epsilon: Any) -> Array:
+    return np.asarray(x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + epsilon) * weight)
+
+
+@at_nodes("GET_ROWS", fix="pair each token with the hidden state of the token before it, the first one with zeros")
+def hidden_state_of_other_token(site: Site) -> Iterator[Edit]:
+    """A head takes the hidden state of another token than the one before."""
+    if not _takes(site):
+        return
+    last = site.shape(0)[-2] - 1
+    for by, whose in WHOSE.items():
+        says = f"takes the hidden state of {whose}, not of the token before"
+        yield Edit(changed(1, partial(_moved, by=by, last=last)), says, f"{by:+d}")
+    for row, whose in ((1, "its own hidden state"), (last, "the last token's hidden state")):
+        yield Edit(changed(1, partial(_first, row=row)), f"gives the first token {whose}, not zeros", whose)
+
+
+def _takes(site: Site) -> bool:
+    """Whether a head takes rows here."""
+    leaf = site.leaf(1)
+    return leaf is not None and leaf.name == ROWS
+
+
+def _moved(rows: Array, by: int, last: int) -> Array:
+    return np.asarray(np.clip(rows + by, 0, last))
+
+
+def _first(rows: Array, row: int) -> Array:
+    out = np.array(rows)
+    out[..., 0] = row
+    return out
+
+
+@at_nodes("GET_ROWS", fix="hand over hidden states as they are")
+def hidden_state_rounded(site: Site) -> Iterator[Edit]:
+    """The hidden states that a head takes are rounded to 8 bits on the way."""
+    if _takes(site):
+        for name, to in eight_bit_ways(site.node.shape[-1]).items():
+            yield Edit(gives(to), f"rounds hidden states to {name}", name)
