@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from llamadiff.candidates.opening import CandidateSpec, read_candidate
+from llamadiff.candidates.opening import Candidate, CandidateSpec, read_candidate
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How, Run
@@ -19,7 +19,6 @@ from llamadiff.llamacpp.capture import read_run, scratch_directory
 from llamadiff.llamacpp.child import Child
 from llamadiff.llamacpp.request import Request
 from llamadiff.result.comparison import Comparison
-from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 
 ERRAND = "llamadiff.ext.heads.head_observer:run_heads"
@@ -32,8 +31,6 @@ def compare_heads(
 
     Raises UserError for whatever a user can mend.
     """
-    from llamadiff.verbs.judging import judge
-
     started = time.perf_counter()
     brought = read_candidate(candidate, how, run.settings.place)
     run = run if brought is None else brought.tokens_for(run)
@@ -41,17 +38,21 @@ def compare_heads(
     with scratch_directory() as folder:
         request = text_request(file, run, Path(folder) / "heads.safetensors")
         engine, baseline = run_heads(file, request, how, child)
-        trace = None
-        if brought is not None:
-            brought = replace(brought, mapping=with_own_names(brought.mapping, engine))
-            trace = brought.load_trace(by_heads(engine), baseline)
-        if trace is not None and trace.info.tokens != baseline.info.tokens:
-            raise UserError("the candidate ran other tokens than llama.cpp did; give those with --tokens")
         capture_s = time.perf_counter() - started
-        result = judge(engine, baseline, trace, how)
-        result = result if trace is None else explain_with_trunk(result, engine, baseline, trace, how)
+        result = judge_heads(engine, baseline, brought, how)
     timing = {"capture_s": capture_s, **result.timing, "total_s": time.perf_counter() - started}
     return replace(result, engine=EngineUsed(GRAPH), timing=timing)
+
+
+def judge_heads(engine: GraphModel, baseline: Trace, brought: Candidate | None, how: How) -> Comparison:
+    """llama.cpp's heads, judged by its graph, or a candidate's. Raises UserError for one that ran other tokens."""
+    from llamadiff.verbs.judging import judge
+
+    if brought is None:
+        return judge(engine, baseline, None, how)
+    brought = replace(brought, mapping=with_own_names(brought.mapping, engine))
+    trace = brought.load_trace(by_heads(engine), baseline)
+    return explain_with_trunk(judge(engine, baseline, trace, how), engine, baseline, trace, how)
 
 
 def run_heads(file: ModelFile, request: Request, how: How, child: Child | None) -> tuple[GraphModel, Trace]:

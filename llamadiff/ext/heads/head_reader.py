@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from llamadiff.ext.graph.graph import Graph
 from llamadiff.ext.graph.node import Node
 from llamadiff.ext.graph.readers import node_of
 from llamadiff.ext.graph.recorder import Alignment, GraphRecorder
+from llamadiff.ext.heads.given import faults
 from llamadiff.llamacpp.passes import NoCheck
 from llamadiff.llamacpp.readers import RunReader, Tell, seen_scores
 from llamadiff.llamacpp.request import Request
@@ -122,13 +124,16 @@ class Wanted:
 class HeadReader(RunReader):
     """A run of trunk and heads: ``graph`` in a file beside the trace of its taps."""
 
-    inputs = NoCheck()  # what passes are given is held against what was asked in given.py
-
     def __init__(self, request: Request, tell: Tell) -> None:
         super().__init__(request, tell)
         self.part = 0
         self.recorder: HeadRecorder | None = None
         self.wanted: list[dict[int, Wanted]] = []
+
+    @cached_property
+    def inputs(self) -> NoCheck:
+        """What the heads were given that they should not have been (given.py)."""
+        return NoCheck()
 
     def read_answer(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         if "part" in answer:
@@ -150,6 +155,8 @@ class HeadReader(RunReader):
         alignment = Alignment(recorder, [recorder])
         shapes, rows = alignment.shapes(), alignment.rows
         self.graph = needed(Graph.unpacked(recorder.packed(self.began["tokens"], rows)))
+        assert recorder.hidden is not None
+        self.inputs.faults += faults(self.graph, recorder.hidden["number"] + 1)
         self.writer = self.writes(len(self.graph.labelled))
         edges = [*recorder.begins, len(recorder.nodes)]
         for first, last in pairwise(edges):

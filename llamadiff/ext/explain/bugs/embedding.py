@@ -51,7 +51,7 @@ def embedding_of_other_token(site: Site) -> Iterator[Edit]:
     if not name or tokens < 2 or site.shape(1)[-1] != tokens or np.prod(site.shape(1)) != tokens:
         return
     for by, whose in ((-1, "next token"), (1, "token before"), (-2, "token after the next"), (2, "token two before")):
-        for end, says in (("edge", ""), ("constant", ", row 0 where there is none"), ("wrap", ", around the ends")):
+        for end, says in (("edge", ""), ("wrap", ", around the ends")):
             fix = f"read each token's own row of {name}"
             yield Edit(
                 changed(1, partial(_of_other, by, end)), f"reads the {whose}'s row of {name}{says}", f"{by:+d} {end}",
@@ -60,7 +60,7 @@ def embedding_of_other_token(site: Site) -> Iterator[Edit]:
 
 
 def _of_other(by: int, end: str, ids: Array) -> Array:
-    """Ids so many places further on; at the end the last one again, 0, or those that fell out."""
+    """Ids so many places further on; at the end the last one again, or those that fell out."""
     pads = [(0, 0)] * (ids.ndim - 1) + [(max(by, 0), max(-by, 0))]
     padded = np.pad(ids, pads, mode=end)  # type: ignore[call-overload]
     start = max(-by, 0)
