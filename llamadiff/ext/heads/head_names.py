@@ -51,8 +51,10 @@ def with_own_names(mapping: Map, model: GraphModel) -> Map:
 def _entries(tap: Tap, model: GraphModel, heads: list[int]) -> Iterator[Entry]:
     word, layer = tap.kind.word, tap.layer
     yield Entry(word, f"{word}-{{i}}" if layer is not None else word)
-    name = model.graph.labelled[tap.name].name
-    if "(" in name or name in model.graph.labelled or (layer is not None and layer not in heads):
+    node = model.graph.labelled[tap.name]
+    name = node.name
+    is_others = model.graph.labelled.get(name, node) is not node
+    if "(" in name or is_others or (layer is not None and layer not in heads):
         return
     stem = name.removesuffix(f"-{layer}")
     yield Entry(word, name if stem == name else f"{stem}-{{i}}")

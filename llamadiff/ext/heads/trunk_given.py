@@ -1,12 +1,14 @@
-"""Why a head is wrong whose trunk was not recorded: causes are sought as if its layers had given what llama.cpp's did.
+"""Why a head is wrong whose trunk was not recorded: causes are sought as if that had given what the engine computes.
 
-The verdict stays what it was: it allows for what a trunk's own rounding may have done.
+Or what llama.cpp's gave: whichever is the nearer. The verdict stays what it was: it allows for a trunk's own rounding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How
 from llamadiff.ext.graph.model import GraphModel
 from llamadiff.ext.heads.head_reader import OF_TRUNK
@@ -18,7 +20,7 @@ from llamadiff.trace.taps import layer_of
 from llamadiff.words.advice import next_steps
 from llamadiff.words.summary import summarize
 
-TAKEN_FOR_ITS_OWN = "nothing was recorded of the trunk: causes were sought as if its layers gave what llama.cpp's do"
+TAKEN_FOR_ITS_OWN = "nothing was recorded of the trunk: causes were sought as if its layers were right"
 
 
 def trunk_taps(model: GraphModel) -> list[str]:
@@ -27,15 +29,9 @@ def trunk_taps(model: GraphModel) -> list[str]:
     return [label for label, node in model.graph.labelled.items() if node.number <= last]
 
 
-def with_trunk(candidate: Trace, baseline: Trace, model: GraphModel) -> Trace | None:
-    """A candidate's trace with the layers of the baseline's trunk, up to what is handed over; None where it recorded of
-    its own.
-    """
-    names = [name for name in trunk_taps(model) if name in baseline]
-    if any(name in candidate for name in names):
-        return None
-    names = [name for name in names if layer_of(name) is not None]
-    arrays = {name: candidate[name] for name in candidate} | {name: baseline[name] for name in names}
+def with_trunk(candidate: Trace, trunk: Trace, names: Sequence[str]) -> Trace:
+    """A candidate's trace with some taps of another one."""
+    arrays = {name: candidate[name] for name in candidate} | {name: trunk[name] for name in names}
     return Trace(
         candidate.info, arrays, dict.fromkeys(arrays, "F32"), known=candidate.known, kept=candidate.kept,
         printed=candidate.printed,
@@ -48,14 +44,19 @@ def explain_with_trunk(
     """The result with causes of what is wrong that it had none for."""
     from llamadiff.verbs.judging import judge
 
+    names = [name for name in trunk_taps(model) if name in baseline]
     known = {tap for each in result.diagnosis if each.known for tap in each.taps}
     unknown = {row.tap for row in result.wrong} - known
-    filled = with_trunk(candidate, baseline, model) if unknown else None
-    if filled is None:
+    if not unknown or any(name in candidate for name in names):
         return result
-    told = judge(model, baseline, filled, how).diagnosis
-    found = tuple(each for each in told if unknown >= set(each.taps))
-    if not any(each.known or any(each.read.values()) for each in found):
+    names = [name for name in names if layer_of(name) is not None]
+    for trunk in (record(model.engine, candidate.info.tokens, "trunk"), baseline):
+        filled = with_trunk(candidate, trunk, names)
+        told = judge(model, baseline, filled, replace(how, thorough=True)).diagnosis
+        found = tuple(each for each in told if unknown >= set(each.taps) and (each.known or any(each.read.values())))
+        if any(each.known for each in found):
+            break
+    if not found:
         return result
     explained = {tap for each in found for tap in each.taps}
     kept = (each for each in result.diagnosis if explained.isdisjoint(each.taps))

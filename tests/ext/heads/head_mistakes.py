@@ -89,6 +89,6 @@ MISTAKES = (
             logits=lambda self, x: x @ self.w("output.weight").T),
     mistake("positions from 1", "mtp_Qcur-2", "rotates by the position + 1",
             positions=lambda self, n: np.arange(n) + (self.layer == LAYERS)),
-    mistake("residual not added", "mtp_ffn_inp-2", "leaves out the residual",
-            residual=lambda self, branch, x: branch if not hasattr(self, "done") else branch + x),
+    mistake("residuals not added", "mtp_ffn_inp-2", "leaves out mtp_eh_proj-2: attn_out-2 goes on alone",
+            residual=lambda self, branch, x: branch),
 )  # fmt: skip
