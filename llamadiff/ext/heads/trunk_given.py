@@ -41,12 +41,12 @@ def with_trunk(candidate: Trace, trunk: Trace, names: Sequence[str]) -> Trace:
 def explain_with_trunk(
     result: Comparison, model: GraphModel, baseline: Trace, candidate: Trace, how: How
 ) -> Comparison:
-    """The result with causes of what is wrong that it had none for."""
+    """The result with causes of what is wrong behind the trunk, and had none."""
     from llamadiff.verbs.judging import judge
 
     names = [name for name in trunk_taps(model) if name in baseline]
     known = {tap for each in result.diagnosis if each.known for tap in each.taps}
-    unknown = {row.tap for row in result.wrong} - known
+    unknown = {row.tap for row in result.wrong if row.local is not None and OF_TRUNK in row.local.span} - known
     if not unknown or any(name in candidate for name in names):
         return result
     names = [name for name in names if layer_of(name) is not None]

@@ -36,7 +36,7 @@ def _is_taken(site: Site) -> bool:
 
 @at_nodes("CONCAT", fix="join them in the order of the columns that multiply them")
 def halves_in_other_order(site: Site) -> Iterator[Edit]:
-    """Two halves of a row are joined in the other order, or one of them twice."""
+    """Two halves of a row are joined in the other order, or one of them twice, or zeros instead of one."""
     if not _is_in_halves(site):
         return
     names = [site.named(place) for place in (0, 1)]
@@ -44,6 +44,7 @@ def halves_in_other_order(site: Site) -> Iterator[Edit]:
     yield Edit(swapped(0, 1), f"joins {names[1]} before {names[0]}", fix=fix)
     for place, name in enumerate(names):
         yield Edit(with_source(1 - place, partial(Op.x, place=place)), f"joins {name} twice", str(place), fix=fix)
+        yield Edit(changed(place, np.zeros_like), f"joins zeros in the place of {name}", f"zeros {place}", fix=fix)
 
 
 @at_nodes("CONCAT", fix="join what the op before gives")
@@ -113,6 +114,8 @@ def hidden_state_of_other_token(site: Site) -> Iterator[Edit]:
     for by, whose in WHOSE.items():
         says = f"takes the hidden state of {whose}, not of the token before"
         yield Edit(changed(1, partial(_moved, by=by, last=last)), says, f"{by:+d}")
+    says = "takes the hidden state of the last token for every token"
+    yield Edit(changed(1, partial(np.full_like, fill_value=last)), says, "last")
     for row, whose in ((1, "its own hidden state"), (last, "the last token's hidden state")):
         yield Edit(changed(1, partial(_first, row=row)), f"gives the first token {whose}, not zeros", whose)
 
