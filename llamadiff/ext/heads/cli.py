@@ -17,7 +17,7 @@ def heads(
     partial: opt.Partial = False, llama_cpp: opt.LlamaCpp = None, explain: opt.Explain = 0.0,
     tolerance: opt.Tolerance = None, fail_on: opt.FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Say which operation of an engine's MTP head is wrong, and why.
+    """Say which operation of an MTP head is wrong.
 
     The head that drafts (nextn): where it is wrong, the text stays right, and drafts are refused."""
     from llamadiff.ext.heads.compare import compare_heads
