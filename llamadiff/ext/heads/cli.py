@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from llamadiff.cli import options as opt
 from llamadiff.cli.command import START, Command
 from llamadiff.cli.commands import how_of
@@ -10,10 +14,18 @@ from llamadiff.cli.options import finish
 from llamadiff.cli.reports import Reports, with_reports
 from llamadiff.system.collisions import refuse_collisions
 
+Candidate = Annotated[
+    str | None,
+    typer.Option(
+        "--candidate", help="Your engine's head: a trace, a dump, or cmd: ...; without, llama.cpp's is checked.",
+        rich_help_panel=opt.ENGINE, metavar="WHAT",
+    ),
+]  # fmt: skip
+
 
 def heads(
     model: opt.Model, prompt: opt.PromptOrTrace = None, tokens: opt.Tokens = None, chat: opt.Chat = False,
-    candidate: opt.Candidate = None, name_map: opt.NameMap = None, timeout: opt.Timeout = 600.0,
+    candidate: Candidate = None, name_map: opt.NameMap = None, timeout: opt.Timeout = 600.0,
     partial: opt.Partial = False, llama_cpp: opt.LlamaCpp = None, explain: opt.Explain = 0.0,
     tolerance: opt.Tolerance = None, fail_on: opt.FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip

@@ -24,6 +24,7 @@ from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.sent_tensor import SentTensor
 from llamadiff.system.errors import UserError
 from llamadiff.trace import taps
+from llamadiff.trace.metadata import Info
 
 Array = NDArray[Any]
 HIDDEN = "h_nextn"  # llama.cpp's name of the hidden state that a trunk gives, or a head
@@ -31,6 +32,7 @@ OF_TRUNK = "trunk_h_nextn"  # what the trunk's is called here
 TAKEN = "mtp_h_input"  # llama.cpp's name of what a head takes
 BEFORE = "token before"  # the rows that are taken: token n's is that of token n - 1
 LOGITS = "result_output"
+CHOSEN = "trunk_chooses"  # where a run's producer says which token the trunk goes on with, of each row
 
 
 class HeadRecorder(GraphRecorder):
@@ -129,6 +131,7 @@ class HeadReader(RunReader):
         self.part = 0
         self.recorder: HeadRecorder | None = None
         self.wanted: list[dict[int, Wanted]] = []
+        self.chosen: Array = np.zeros(0, int)  # the largest of the trunk's logits, of each row
 
     @cached_property
     def inputs(self) -> NoCheck:
@@ -169,7 +172,13 @@ class HeadReader(RunReader):
         for number, values in recorder.taken.items():
             label = str(self.graph.by_number[number].label)
             self._add(Wanted(number, label, *shapes[label]), values)
-        self.tell(places=[sorted(places) for places in self.wanted])
+        self.tell(places=[sorted({*places, *self._logits_at(part)}) for part, places in enumerate(self.wanted)])
+
+    def _logits_at(self, part: int) -> list[int]:
+        """Where the trunk's logits are among its nodes, which are no tap here."""
+        assert self.recorder is not None
+        nodes = self.recorder.nodes[: self.recorder.begins[1]] if part == 0 else []
+        return [place for place, node in enumerate(nodes) if node["name"] == LOGITS][-1:]
 
     def _is_ours(self, number: int) -> bool:
         """Whether a node is one that llama.cpp has not."""
@@ -178,8 +187,16 @@ class HeadReader(RunReader):
         return number in ours
 
     def _value(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        wanted = self.wanted[self.part][answer["value"]]
-        self._add(wanted, SentTensor(answer["node"], data=data[0], order=self.order).values())
+        wanted = self.wanted[self.part].get(answer["value"])
+        values = SentTensor(answer["node"], data=data[0], order=self.order).values()
+        if wanted is None:
+            self.chosen = values.reshape(self.total, -1).argmax(axis=-1)
+        else:
+            self._add(wanted, values)
+
+    def info(self) -> Info:
+        info = super().info()
+        return replace(info, producer={**info.producer, CHOSEN: self.chosen.tolist()})
 
     def _add(self, wanted: Wanted, values: Array) -> None:
         """A tap on its own axes, without padding after the keys."""
