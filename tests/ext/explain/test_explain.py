@@ -84,7 +84,8 @@ def in_python() -> Answers:
         "norm": right.rms_norm(X, WEIGHT, 1e-3), "softmax": right.causal_softmax(scores, DIM**-0.5, one)[:, 0],
         "attend": right.attend(Q[None], K, V, DIM**-0.5, one)[0], "linear": right.linear(X[None], TABLE, BIAS)[0],
         "swiglu": right.swiglu(X, WEIGHT), "add": right.add(X, WEIGHT), "embed": right.embed(TABLE, [3])[0],
-        "joined": right.join(np.stack([X, X]), np.stack([WEIGHT, X]))[1], "joined_first": right.join(X[None], X[None])[0],
+        "joined": right.join(np.stack([X, X]), np.stack([WEIGHT, X]))[1],
+        "joined_first": right.join(X[None], X[None])[0],
         "q4_0": right.decode_q4_0(Q4_0.tobytes()), "q4_k": right.decode_q4_k(Q4_K.tobytes()), "chosen": chosen[0],
         "weights": weights[0], "convolved": convolved[0], "state": state, "bf16": right.to_bf16(ROUNDED),
     }  # fmt: skip
@@ -113,8 +114,8 @@ def in_c(folder: Any) -> Answers:
     library = folder / "right.so"
     subprocess.run(["cc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, FOLDER / "right.c", "-lm"], check=True)
     c, a = Compiled(ctypes.CDLL(str(library))), {}
-    made = {"joined": 2 * N, "joined_first": 2 * N, "norm": N, "linear": 7, "swiglu": N, "embed": N, "attend": HEADS * DIM, "q4_0": 32, "q4_k": 256,
-            "convolved": N}  # fmt: skip
+    made = {"norm": N, "linear": 7, "swiglu": N, "embed": N, "joined": 2 * N, "joined_first": 2 * N,
+            "attend": HEADS * DIM, "q4_0": 32, "q4_k": 256, "convolved": N}  # fmt: skip
     a = {name: np.zeros(size, np.float32) for name, size in made.items()}
     a |= {"chosen": np.zeros(2, np.int32), "weights": np.zeros(2, np.float32), "add": X.copy(), "state": STATE.copy()}
     c("rms_norm", a["norm"], X, WEIGHT, N, 1e-3)

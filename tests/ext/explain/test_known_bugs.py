@@ -84,6 +84,7 @@ def test_a_choice_that_cancels_is_named_and_no_mistake(injection: Injection, mod
 OF_HEADS = {
     "embedding-from-other-table", "halves-in-other-order", "head-other", "hidden-state-of-other-token",
     "hidden-state-rounded", "joined-after-a-norm", "joined-elsewhere",
+    "refused-draft-kept",
 }  # fmt: skip
 # by edits alone: other architectures than the reference engine's have them (test_graph_bugs.py)
 OF_OTHERS = {

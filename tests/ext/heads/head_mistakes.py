@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from ext.heads.numpy_head import LAYERS, Step, rms
+from ext.heads.numpy_head import HEADS, KV_HEADS, LAYERS, SCALE, Head, Step, rms
 
 
 def before(x: np.ndarray, by: int = 1) -> np.ndarray:
@@ -83,7 +83,8 @@ MISTAKES = (
             "reads the token before's row of blk.2.nextn.embed_tokens",
             embedded=lambda self, t: own_table(self, np.append(t[:1], t[:-1]))),
     mistake("the trunk's embedding", "mtp_tok_embd-2",
-            "reads rows of token_embd.weight, not blk.2.nextn.embed_tokens.weight", embedded=table("token_embd.weight")),
+            "reads rows of token_embd.weight, not blk.2.nextn.embed_tokens.weight",
+            embedded=table("token_embd.weight")),
     mistake("the trunk's matrix of logits", "result_output",
             "multiplies by output.weight, not blk.2.nextn.shared_head_head.weight",
             logits=lambda self, x: x @ self.w("output.weight").T),
@@ -91,4 +92,48 @@ MISTAKES = (
             positions=lambda self, n: np.arange(n) + (self.layer == LAYERS)),
     mistake("residuals not added", "mtp_ffn_inp-2", "leaves out mtp_eh_proj-2: attn_out-2 goes on alone",
             residual=lambda self, branch, x: branch),
+)  # fmt: skip
+
+
+def in_head(right: Step, other: Step) -> Step:
+    """A step that is another in the head's layer alone."""
+    return lambda self, *given: (other if self.layer == LAYERS else right)(self, *given)
+
+
+def by_turns(self, q, k, v):
+    """Query heads read the KV heads by turns."""
+    order = np.arange(HEADS).reshape(KV_HEADS, -1).T.ravel()
+    return Head.attended(self, q[:, np.argsort(order)], k, v)[:, order]
+
+
+# What was thought of when nothing of what looks for mistakes was changed any more but for two sentences.
+LATER = (
+    mistake("no mask", "attn_out-2", "has no causal mask: every token sees all others",
+            seen=in_head(Head.seen, lambda self, n: np.ones((n, n), bool))),
+    mistake("the first key is not seen", "attn_out-2", "hides the first token's key from all later ones",
+            seen=in_head(Head.seen, lambda self, n: np.tril(np.ones((n, n), bool)) & ~np.eye(n, k=0, dtype=bool)[:1]
+                         | np.eye(n, dtype=bool))),
+    mistake("a window of 4", "attn_out-2", "sees no more than 4 keys",
+            seen=in_head(Head.seen, lambda self, n: np.triu(np.tril(np.ones((n, n), bool)), -3))),
+    mistake("another layer's norm", "attn_norm-2", "uses blk.1.attn_norm.weight for blk.2.attn_norm.weight",
+            attn_norm=lambda self, x: rms(x, self.w("blk.1.attn_norm.weight"))),
+    mistake("the hidden half is zero", "mtp_concat-2", "joins zeros in the place of mtp_hnorm-2",
+            joined=lambda self, e, h: np.concatenate([e, 0 * h], axis=-1)),
+    mistake("hnorm as LayerNorm", "mtp_hnorm-2", "subtracts the mean, as LayerNorm does",
+            hnorm=lambda self, x: rms(x - x.mean(-1, keepdims=True), self.weight("nextn.hnorm"))),
+    mistake("experts are not scaled", "mtp_ffn_moe_out-2", "does not multiply by 1.5",
+            experts=in_head(Head.experts, lambda self, x: Head.experts(self, x) / SCALE)),
+    mistake("the residual is what was taken", "mtp_ffn_inp-2", "adds mtp_h_input, not mtp_eh_proj-2",
+            residual=lambda self, branch, x: branch + (
+                x if "mtp_ffn_inp-2" in self.taps else self.taps["mtp_h_input"])),
+    mistake("logits of the row before", "result_output", "gives the logits of the token before",
+            logits=lambda self, x: Head.logits(self, np.concatenate([x[:1], x[:-1]]))),
+    mistake("scores are scaled by the root", "attn_out-2", "scales by the root of the scale",
+            attended=in_head(Head.attended, lambda self, q, k, v: Head.attended(self, q * np.float32(2), k, v))),
+    mistake("KV heads by turns", "attn_out-2", "reads KV head h % 2 for query head h",
+            attended=in_head(Head.attended, by_turns)),
+    mistake("the last token's hidden state", "mtp_h_input", "takes the hidden state of the last token for every token",
+            taken=lambda self, h: np.broadcast_to(h[-1], h.shape).copy()),
+    mistake("the next id's embedding", "mtp_tok_embd-2", "reads the rows of blk.2.nextn.embed_tokens.weight off by +1",
+            embedded=lambda self, t: own_table(self, t + 1)),
 )  # fmt: skip

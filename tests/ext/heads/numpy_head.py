@@ -210,3 +210,39 @@ def run_with(path: Path, tokens: Any, **steps: Step) -> Values:
     for name, step in steps.items():
         setattr(head, name, step.__get__(head))
     return head.run(tokens)
+
+
+class Keeping(Head):
+    """A head whose cache still has the keys and values of drafts that were refused: (token, k, v) of each."""
+
+    def __init__(self, path: Path, kept: list[tuple[int, np.ndarray, np.ndarray]]) -> None:
+        super().__init__(path)
+        self.kept = kept
+
+    def attended(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        if self.layer == LAYERS and self.kept:
+            k, v = (np.concatenate([own, *(each[side] for each in self.kept)]) for own, side in ((k, 1), (v, 2)))
+        return super().attended(q, k, v)
+
+    def seen(self, count: int) -> np.ndarray:
+        later = np.arange(count)[:, None] > np.array([token for token, *_ in self.kept], int)
+        return np.hstack([super().seen(count), later]) if self.layer == LAYERS else super().seen(count)
+
+    def drafted(self, token: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Token, key and value of what the head drafts behind a token, after a run."""
+        best = np.array([int(self.taps["result_output"][token].argmax())])
+        hidden = self.taps["h_nextn"][token][None]
+        x = self.projected_join(self.joined(self.enorm(self.embedded(best)), self.hnorm(hidden)))
+        x = self.attn_norm(x)
+        k = rms(self.projected(x, "k", KV_HEADS), self.weight("attn_k_norm"))
+        return token, rotate(k, np.array([token + 1])), self.projected(x, "v", KV_HEADS)
+
+
+def run_with_refused(path: Path, tokens: Any, behind: list[int]) -> Values:
+    """A run in which the drafts behind some tokens were refused, and their keys stayed."""
+    kept: list[tuple[int, np.ndarray, np.ndarray]] = []
+    for token in behind:
+        head = Keeping(path, kept)
+        head.run(tokens)
+        kept = [*kept, head.drafted(token)]
+    return Keeping(path, kept).run(tokens)

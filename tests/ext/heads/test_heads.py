@@ -17,7 +17,7 @@ from llamadiff.engines.run_spec import How
 from llamadiff.ext.heads.compare import judge_heads
 from llamadiff.ext.heads.given import faults
 from llamadiff.ext.heads.head_library import HeadLibrary
-from llamadiff.ext.heads.head_reader import OF_TRUNK, TAKEN
+from llamadiff.ext.heads.head_reader import CHOSEN, OF_TRUNK, TAKEN
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
 
@@ -120,9 +120,6 @@ def test_a_head_that_llama_cpp_fed_otherwise_is_seen(ran):
     assert "takes the hidden state of the token itself" in result.headline
 
 
-SHIFTED = {"leaf_3": "was given token ids 17 in place 0, where 1", "inp_pos": "was given positions 1 in place 0, where 0"}
-
-
 def test_other_inputs_of_a_head_are_seen(ran):
     graph = ran("glm4moe").engine.graph
     first = graph.labelled[OF_TRUNK].number + 1
@@ -179,5 +176,29 @@ class Build:
 
 
 def test_a_llama_cpp_of_another_way_in_is_refused():
-    with pytest.raises(UserError, match="heads are run by an installed llama.cpp; leave out --llama-cpp DIR"):
+    with pytest.raises(UserError, match=r"heads are run by an installed llama\.cpp; leave out --llama-cpp DIR"):
         HeadLibrary(Build())
+
+
+def test_a_candidate_that_has_no_heads_values_is_refused(folder):
+    done = run("heads", folder / "glm4moe.gguf", "--tokens", IDS, "--candidate", "llama.cpp:kv=q8_0")
+    assert done.returncode == 2
+    assert "heads are compared with a trace, a dump or a command; give one of these" in done.stderr
+
+
+def test_drafts_that_the_trunk_goes_on_with_are_counted(ran):
+    one = ran("glm4moe")
+    chosen = np.array(one.baseline.info.producer[CHOSEN])
+    taps = run_with(one.path, TOKENS)
+    own = int(np.sum(taps["result_output"].argmax(axis=-1) == chosen))
+    assert f"goes on with {own} of the 12 tokens that llama.cpp's head drafts" in one.judged().summary
+    drafts = np.zeros_like(taps["result_output"])
+    drafts[np.arange(12), np.where(np.arange(12) < 7, chosen, (chosen + 1) % 128)] = 1
+    assert "and with 7 of the candidate's" in one.judged({**taps, "result_output": drafts}).summary
+
+
+def test_the_trunk_chooses_what_it_computes(ran):
+    """Its logits are no tap of a head's run; an engine written by hand has them from its hidden states."""
+    one = ran("glm4moe")
+    logits = one.baseline[OF_TRUNK] @ one.engine.weights.whole("output.weight").T
+    assert one.baseline.info.producer[CHOSEN] == logits.argmax(axis=-1).tolist()

@@ -91,7 +91,7 @@ void embed(float *x, const float *table, int token, int n) {
     memcpy(x, table + (size_t) token * n, n * sizeof(float));
 }
 
-// -- joins
+// -- heads
 // What eh_proj multiplies: a token's embedding, then the hidden state of the token before it, each after its norm.
 // hidden [token][n], as the trunk gives it; the first token has none before it, and takes zeros.
 void join(float *x, const float *embedding, const float *hidden, int token, int n) {

@@ -83,7 +83,7 @@ def embed(table: Array, tokens: Array) -> Array:
     return np.asarray(table[tokens])
 
 
-# -- joins
+# -- heads
 def join(embedding: Array, hidden: Array) -> Array:
     """What eh_proj multiplies: a token's embedding, then the hidden state of the token before it, each after its norm.
 

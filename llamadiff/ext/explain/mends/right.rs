@@ -84,7 +84,7 @@ pub fn embed(table: &[f32], token: usize, n: usize) -> &[f32] {
     &table[token * n..][..n]
 }
 
-// -- joins
+// -- heads
 // What eh_proj multiplies: a token's embedding, then the hidden state of the token before it, each after its norm.
 // hidden [token][n], as the trunk gives it; the first token has none before it, and takes zeros.
 pub fn join(embedding: &[f32], hidden: &[f32], token: usize) -> Vec<f32> {

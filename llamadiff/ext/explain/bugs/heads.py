@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,9 @@ from llamadiff.ext.graph.engine import Alter
 from llamadiff.ext.graph.graph import GraphNode
 from llamadiff.ext.graph.op import Array, Op
 
+CACHES = ("cache_k", "cache_v")
+HEAD, TAKEN, HIDDEN, LOGITS = "mtp_eh_proj", "mtp_h_input", "h_nextn", "result_output"  # a head's nodes
+FEW = 64  # tokens behind which a draft may have been refused
 MOST = 12  # recorded taps that are tried in the place of what is joined
 ROWS = "token before"  # the leaf that says which rows a head takes (ext/heads/head_reader.py)
 WHOSE = {1: "the token itself", 2: "the next token", -1: "the token two before", -2: "the token three before"}
@@ -142,3 +146,111 @@ def hidden_state_rounded(site: Site) -> Iterator[Edit]:
     if _takes(site):
         for name, to in eight_bit_ways(site.node.shape[-1]).items():
             yield Edit(gives(to), f"rounds hidden states to {name}", name)
+
+
+@at_nodes("SOFT_MAX", fix="take refused drafts out of the head's cache before the next tokens go in")
+def refused_draft_kept(site: Site) -> Iterator[Edit]:
+    """The key of a draft that was refused stays in a head's cache, where later tokens see it."""
+    n, stores = len(site.case.run.tokens), _stores(site)
+    if not stores or site.shape(1)[-1] < 2 * n or n < 2:
+        return
+    made = _of_drafts(site, stores)
+    rows = {cache: site.case.carrier.store(cache, x[None]) for cache, x in made.rows.items()}
+    ids = np.asarray(site.case.run.tokens)
+    refused = [int(row) for row in np.flatnonzero(made.ids[:-1] != ids[1:])][-FEW:]
+    alone = [([row], f"the key of a refused draft: of the one behind token {row}") for row in refused]
+    since = [(refused[at:], f"the keys of all refused drafts before them, from that behind token {row} on")
+             for at, row in enumerate(refused[:-1])]  # fmt: skip
+    for some, says in (*since, *alone):
+        more: dict[int, Alter] = {
+            store.number: gives(partial(_with_cells, rows=rows[cache][:, some], first=n))
+            for cache, store in stores.items()
+        }
+        shown = changed(1, partial(_seen_by_later, some=some, first=n))
+        yield Edit(shown, f"lets tokens see {says}", f"{some[0]} {len(some)}", more)
+
+
+def _stores(site: Site) -> dict[str, GraphNode]:
+    """What writes the cache that a head's softmax is about, where that is computed here; none of another softmax."""
+    graph, found = site.engine.graph, dict[str, GraphNode]()
+    if not any(node.name == f"{HEAD}-{site.layer}" for node in graph.nodes):
+        return {}
+    for node in graph.nodes:
+        leaf = graph.leaves.get(node.view[0]) if node.op == "SET_ROWS" and node.view else None
+        for cache in CACHES:
+            if leaf is not None and leaf.name == f"{cache}_l{site.layer}" and site.own(node):
+                found[cache] = node
+    return found
+
+
+@dataclass(frozen=True)
+class _Drafts:
+    """What a head drafts behind each token, and the row of each cache that this makes."""
+
+    ids: Array
+    rows: Mapping[str, Array]
+
+
+def _of_drafts(site: Site, stores: Mapping[str, GraphNode]) -> _Drafts:
+    """The head's own choice behind each token goes in with the head's own hidden state, one position on.
+
+    Raises NotRecordedError without these.
+    """
+    graph, engine, n = site.engine.graph, site.engine, len(site.case.run.tokens)
+    taken, hidden, logits = (
+        graph.labelled.get(word) or graph.labelled[f"{word}-{site.layer}"] for word in (TAKEN, HIDDEN, LOGITS)
+    )
+    given = {taken.number: site.case.values(str(hidden.label)).reshape(1, *taken.shape)}
+    drafts = site.case.values(str(logits.label))[0].argmax(axis=-1)
+    makers = {cache: site.at(store).source(0, whole=True) for cache, store in stores.items()}
+    values = engine.leaves()
+    for node in _behind([maker for maker in makers.values() if maker is not None], site, given):
+        values[node.number] = given[node.number] if node.number in given else engine.computed(
+            _drafted(node, site, values, drafts), values, site.case.carrier.first
+        )  # fmt: skip
+    rows = {cache: values[maker.number].reshape(n, -1) for cache, maker in makers.items() if maker is not None}
+    return _Drafts(drafts, rows)
+
+
+def _behind(ends: list[GraphNode], site: Site, given: Mapping[int, Array]) -> list[GraphNode]:
+    """The nodes that some are made of, up to those that are given."""
+    graph, found, waiting = site.engine.graph, set[int](), [node.number for node in ends]
+    while waiting:
+        number = waiting.pop()
+        if number not in found and number in graph.by_number:
+            found.add(number)
+            waiting += () if number in given else graph.reads(graph.by_number[number])
+    return [node for node in graph.nodes if node.number in found]
+
+
+def _drafted(node: GraphNode, site: Site, values: dict[int, Array], drafts: Array) -> GraphNode:
+    """A node, whose ids or positions among the values are from now on those of drafts."""
+    leaf = node.sources[1] if len(node.sources) > 1 else None
+    if leaf is not None and leaf in site.engine.graph.given:
+        own = site.engine.graph.given[leaf][None]
+        if node.op == "GET_ROWS" and site.at(node).weight(0):
+            values[leaf] = drafts.reshape(own.shape).astype(own.dtype)
+        elif node.op == "ROPE":
+            sections = own.reshape(-1, len(drafts))
+            moved = np.where((sections == np.arange(len(drafts))).all(axis=1, keepdims=True), sections + 1, sections)
+            values[leaf] = moved.reshape(own.shape)
+    return node
+
+
+def _with_cells(x: Array, rows: Array, first: int) -> Array:
+    """A cache [b, 1, 1, cell, width], or transposed [b, 1, 1, width * cell, 1], with more rows from a cell on."""
+    out, count = np.array(x), rows.shape[1]
+    if x.shape[-1] > 1:
+        out[..., 0, 0, first : first + count, :] = rows
+    else:
+        out.reshape(len(out), rows.shape[-1], -1)[..., first : first + count] = rows.swapaxes(1, 2)
+    return out
+
+
+def _seen_by_later(mask: Array, some: list[int], first: int) -> Array:
+    """A mask that shows each of the cells behind the tokens' own to the tokens behind the one that it is of."""
+    out = np.array(mask)
+    queries = np.arange(out.shape[-2])
+    for cell, row in enumerate(some, first):
+        out[..., cell] = np.where(queries > row, 0, -np.inf)
+    return out
