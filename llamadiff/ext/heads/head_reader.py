@@ -108,8 +108,11 @@ class HeadRecorder(GraphRecorder):
         edges = [*self.begins[1:], len(self.nodes)]
         found = list[tuple[int, int, int]]()
         for first, last in pairwise(edges):
-            layers = [taps.layer_of(node["name"]) for node in self.nodes[first:last] if node["name"][:4] == "mtp_"]
-            found.append((first, last, next(layer for layer in layers if layer is not None)))
+            named = (node["name"] for node in self.nodes[first:last] if node["name"].startswith("mtp_"))
+            layer = next((layer for name in named if (layer := taps.layer_of(name)) is not None), None)
+            if layer is None:
+                raise UserError("llama.cpp's graph of a head has no node of its own (mtp_), so its layer is not known")
+            found.append((first, last, layer))
         return found
 
 

@@ -35,17 +35,23 @@ _TWO_HEADS = {
     "block_count": 4, "nextn_predict_layers": 2, "leading_dense_block_count": 1, "attention.sliding_window": 4,
     "attention.sliding_window_pattern": [True, False, True, True], "expert_shared_feed_forward_length": 48,
 }  # fmt: skip
+_LATENT = {
+    "expert_gating_func": 2, "attention.head_count_kv": 1, "attention.q_lora_rank": 32, "attention.kv_lora_rank": 32,
+    "attention.key_length": 40, "attention.value_length": 32, "attention.key_length_mla": 24,
+    "attention.value_length_mla": 16, "rope.dimension_count": 8,
+}  # fmt: skip
+_INDEXER = {
+    "attention.indexer.head_count": 2, "attention.indexer.key_length": 64, "attention.indexer.top_k": 64
+}  # fmt: skip
 KEYS: dict[str, dict[str, Any]] = {
     "glm4moe": {**_RMS, **_EXPERTS, **_SHARED, "expert_gating_func": 2, "expert_weights_norm": True,
                 "expert_weights_scale": 1.5, "rope.dimension_count": 8},
     "qwen35": {**_RMS, **_DELTA},
     "qwen35moe": {**_RMS, **_DELTA, **_EXPERTS, "expert_shared_feed_forward_length": 48},
-    "deepseek2": {
-        **_RMS, **_EXPERTS, **_SHARED, "expert_gating_func": 2, "attention.head_count_kv": 1,
-        "attention.q_lora_rank": 32, "attention.kv_lora_rank": 32, "attention.key_length": 40,
-        "attention.value_length": 32, "attention.key_length_mla": 24, "attention.value_length_mla": 16,
-        "rope.dimension_count": 8,
-    },
+    "qwen3next": {**_RMS, **_DELTA, **_EXPERTS, "expert_shared_feed_forward_length": 48},
+    "deepseek2": {**_RMS, **_EXPERTS, **_SHARED, **_LATENT},
+    "deepseek32": {**_RMS, **_EXPERTS, **_SHARED, **_LATENT, **_INDEXER},
+    "glm-dsa": {**_RMS, **_EXPERTS, **_SHARED, **_LATENT, **_INDEXER},
     "cohere2moe": {"attention.layer_norm_epsilon": 1e-5, **_EXPERTS, **_SHARED, "attention.sliding_window": 4,
                    "logit_scale": 0.5},
     "hy_v3": {**_RMS, **_EXPERTS, **_SHARED},
