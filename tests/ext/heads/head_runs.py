@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +30,10 @@ class HeadRun:
     baseline: Trace
 
     @classmethod
-    def of(cls, path: Path) -> HeadRun:
+    def of(cls, path: Path, tokens: Sequence[int] = TOKENS) -> HeadRun:
         file = ModelFile(path)
         with scratch_directory() as folder:
-            request = text_request(file, Run(tokens=TOKENS), Path(folder) / "heads.safetensors")
+            request = text_request(file, Run(tokens=tokens), Path(folder) / "heads.safetensors")
             engine, baseline = run_heads(file, request, How(), None)
             return cls(path, engine, baseline.in_memory())
 
