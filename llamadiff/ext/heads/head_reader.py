@@ -127,7 +127,7 @@ class Wanted:
 
 
 class HeadReader(RunReader):
-    """A run of trunk and heads: ``graph`` in a file beside the trace of its taps."""
+    """A run of trunk and heads: their ``graph``, and a trace of its taps."""
 
     def __init__(self, request: Request, tell: Tell) -> None:
         super().__init__(request, tell)
@@ -164,9 +164,9 @@ class HeadReader(RunReader):
         assert recorder.hidden is not None
         self.inputs.faults += faults(self.graph, recorder.hidden["number"] + 1)
         self.writer = self.writes(len(self.graph.labelled))
-        edges = [*recorder.begins, len(recorder.nodes)]
-        for first, last in pairwise(edges):
-            told = [node["number"] for node in recorder.nodes[first:last] if not self._is_ours(node["number"])]
+        ours = {number for key, number in recorder.numbers.items() if key < 0}  # nodes that llama.cpp has not
+        for first, last in pairwise([*recorder.begins, len(recorder.nodes)]):
+            told = [node["number"] for node in recorder.nodes[first:last] if node["number"] not in ours]
             self.wanted.append({
                 place: Wanted(number, label, *shapes[label])
                 for place, number in enumerate(told)
@@ -182,12 +182,6 @@ class HeadReader(RunReader):
         assert self.recorder is not None
         nodes = self.recorder.nodes[: self.recorder.begins[1]] if part == 0 else []
         return [place for place, node in enumerate(nodes) if node["name"] == LOGITS][-1:]
-
-    def _is_ours(self, number: int) -> bool:
-        """Whether a node is one that llama.cpp has not."""
-        assert self.recorder is not None
-        ours = {self.recorder.numbers[key] for key in self.recorder.numbers if key < 0}
-        return number in ours
 
     def _value(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         wanted = self.wanted[self.part].get(answer["value"])

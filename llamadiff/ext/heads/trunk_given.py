@@ -24,9 +24,10 @@ TAKEN_FOR_ITS_OWN = "nothing was recorded of the trunk: causes were sought as if
 
 
 def trunk_taps(model: GraphModel) -> list[str]:
-    """The taps up to the hidden states that the heads take."""
+    """The taps of the trunk's layers."""
     last = model.graph.labelled[OF_TRUNK].number
-    return [label for label, node in model.graph.labelled.items() if node.number <= last]
+    return [label for label, node in model.graph.labelled.items()
+            if node.number < last and layer_of(label) is not None]  # fmt: skip
 
 
 def with_trunk(candidate: Trace, trunk: Trace, names: Sequence[str]) -> Trace:
@@ -47,9 +48,8 @@ def explain_with_trunk(
     names = [name for name in trunk_taps(model) if name in baseline]
     known = {tap for each in result.diagnosis if each.known for tap in each.taps}
     unknown = {row.tap for row in result.wrong if row.local is not None and OF_TRUNK in row.local.span} - known
-    if not unknown or any(name in candidate for name in names):
+    if not unknown or any(name in candidate for name in (*names, OF_TRUNK)):
         return result
-    names = [name for name in names if layer_of(name) is not None]
     for trunk in (record(model.engine, candidate.info.tokens, "trunk"), baseline):
         filled = with_trunk(candidate, trunk, names)
         told = judge(model, baseline, filled, replace(how, thorough=True)).diagnosis
