@@ -105,6 +105,16 @@ def test_other_names_are_known(ran):
     assert len(result.rows) == len(NAMES)
 
 
+def test_an_engine_without_a_row_for_the_first_token_is_told_so(ran, tmp_path):
+    """It pairs nothing with the first token, and has a row less of everything."""
+    one = ran("glm4moe")
+    arrays = {name: values[1:] for name, values in of_head(run_with(one.path, TOKENS)).items()}
+    trace = Trace(one.baseline.info, arrays, dict.fromkeys(arrays, "F32"))
+    result = judge_heads(one.engine, one.baseline, read_candidate(trace, How()), How())
+    assert result.verdict == "wrong"
+    assert "your engine ran 11 tokens, 12 are stated" in result.headline
+
+
 def with_values(trace: Trace, **values: np.ndarray) -> Trace:
     arrays = {name: trace[name] for name in trace} | values
     return Trace(trace.info, arrays, dict.fromkeys(arrays, "F32"))
