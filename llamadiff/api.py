@@ -6,7 +6,7 @@ from __future__ import annotations
 API: dict[str, tuple[str, tuple[str, ...]]] = {
     "candidates": (
         "Where the other trace comes from: kinds of candidates, and how named tensors become a trace.",
-        ("arrays", "command", "dump", "gguf_file", "map_file", "name_map", "opening", "pieces", "source"),
+        ("arrays", "command", "dump", "gguf_file", "map_file", "name_map", "opening", "pieces", "reference", "source"),
     ),
     "cli": (
         "Commands and their options.",

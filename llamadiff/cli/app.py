@@ -15,7 +15,6 @@ from llamadiff.cli.commands import COMMANDS
 from llamadiff.system.errors import UserError
 
 ABOUT = """llamadiff says which operation of an LLM inference engine is wrong, and why.
-
     llamadiff compare model.gguf "Once upon a time"     is llama.cpp right here?
     llamadiff compare model.gguf mine.safetensors       is my engine?
 """

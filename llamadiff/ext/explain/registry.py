@@ -26,7 +26,7 @@ from llamadiff.ext.graph.engine import Alter
 # The likeliest first: of bugs that a model cannot tell apart, the first is named first.
 FAMILIES = (
     "rope", "norms", "softmax", "attention", "cache", "matmul", "activations", "recurrent", "residuals", "embedding",
-    "misread", "moe", "precision",
+    "heads", "misread", "moe", "precision",
 )  # fmt: skip
 ANY = "any"  # op, in the place of its name
 ALONE = "at "  # begins the variant of an edit at one node alone

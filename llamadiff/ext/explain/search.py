@@ -288,8 +288,8 @@ def _roughly(case: Case, base: Subgraph) -> float:
     """How far from float32 rounding to 8 bits may take the right op: NMSE."""
     ways = [(policy, case.carrier.ways[0][1]) for policy in (F32, COARSE)]
     run = replace(case.run, carrier=Carrier(ways, edges=case.carrier.edges))
-    exact, rough = base.afresh.compute(replace(case, run=run))
-    return case.nmse_between(rough, exact)
+    found = base.afresh.compute(replace(case, run=run))  # one for both, where nothing is multiplied
+    return case.nmse_between(found[-1], found[0])
 
 
 def _quickly(case: Case, base: Subgraph, right: float, anyhow: bool = False) -> tuple[Case, Subgraph]:

@@ -52,7 +52,7 @@ def drop_misshapen(model: Runnable, baseline: Trace, trace: Trace) -> tuple[Trac
         if is_last_row(tap, int(np.prod(have)), want):
             arrays[tap.name], known[tap.name] = in_last_row(arrays[tap.name], want)
         elif not _fits(tap, have, want):
-            misfits.append(Misfit(tap, have, want, _tokens_of(tap, have, model)))
+            misfits.append(Misfit(tap, have, want, _tokens_of(tap, have, want, model)))
             del arrays[tap.name]
     if arrays.keys() == set(trace) and known.keys() == trace.known.keys():
         return trace, ()
@@ -74,10 +74,10 @@ def _fits(tap: Tap, have: Sequence[int], want: Sequence[int]) -> bool:
     return tuple(have[:upto]) == tuple(want[:upto]) and int(np.prod(have)) == int(np.prod(want))
 
 
-def _tokens_of(tap: Tap, have: Sequence[int], model: Runnable) -> int | None:
-    rows = have[tap.row_axis]
-    want = model.shape_of(tap, rows)
-    return rows if want is not None and _fits(tap, have, want) else None
+def _tokens_of(tap: Tap, have: Sequence[int], want: Sequence[int], model: Runnable) -> int | None:
+    axis, rows = tap.row_axis, have[tap.row_axis]
+    whole = model.shape_of(tap, rows) or (*want[:axis], rows, *want[axis + 1 :])
+    return rows if _fits(tap, have, whole) else None
 
 
 def misfit_checks(model: Runnable, misfits: Sequence[Misfit], n_tokens: int) -> Iterator[Check]:

@@ -61,6 +61,7 @@ def expected() -> Answers:
         "norm": ops.rms_norm(X, WEIGHT, 1e-3), "softmax": weights[0, :, 0],
         "attend": np.einsum("hk,khd->hd", weights[0, :, 0], spread).reshape(-1),
         "linear": TABLE @ X + BIAS, "swiglu": X / (1 + np.exp(-X)) * WEIGHT, "add": X + WEIGHT, "embed": TABLE[3],
+        "joined": np.concatenate([X, WEIGHT]), "joined_first": np.concatenate([X, 0 * X]),
         "q4_0": dequantize(Q4_0, Type.Q4_0), "q4_k": dequantize(Q4_K, Type.Q4_K),
         "chosen": chosen, "weights": probabilities[chosen] / probabilities[chosen].sum(),
         "convolved": (seen.T * CONVOLUTION).sum(axis=1), "state": seen[1:],
@@ -83,6 +84,8 @@ def in_python() -> Answers:
         "norm": right.rms_norm(X, WEIGHT, 1e-3), "softmax": right.causal_softmax(scores, DIM**-0.5, one)[:, 0],
         "attend": right.attend(Q[None], K, V, DIM**-0.5, one)[0], "linear": right.linear(X[None], TABLE, BIAS)[0],
         "swiglu": right.swiglu(X, WEIGHT), "add": right.add(X, WEIGHT), "embed": right.embed(TABLE, [3])[0],
+        "joined": right.join(np.stack([X, X]), np.stack([WEIGHT, X]))[1],
+        "joined_first": right.join(X[None], X[None])[0],
         "q4_0": right.decode_q4_0(Q4_0.tobytes()), "q4_k": right.decode_q4_k(Q4_K.tobytes()), "chosen": chosen[0],
         "weights": weights[0], "convolved": convolved[0], "state": state, "bf16": right.to_bf16(ROUNDED),
     }  # fmt: skip
@@ -111,8 +114,8 @@ def in_c(folder: Any) -> Answers:
     library = folder / "right.so"
     subprocess.run(["cc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, FOLDER / "right.c", "-lm"], check=True)
     c, a = Compiled(ctypes.CDLL(str(library))), {}
-    made = {"norm": N, "linear": 7, "swiglu": N, "embed": N, "attend": HEADS * DIM, "q4_0": 32, "q4_k": 256,
-            "convolved": N}  # fmt: skip
+    made = {"norm": N, "linear": 7, "swiglu": N, "embed": N, "joined": 2 * N, "joined_first": 2 * N,
+            "attend": HEADS * DIM, "q4_0": 32, "q4_k": 256, "convolved": N}  # fmt: skip
     a = {name: np.zeros(size, np.float32) for name, size in made.items()}
     a |= {"chosen": np.zeros(2, np.int32), "weights": np.zeros(2, np.float32), "add": X.copy(), "state": STATE.copy()}
     c("rms_norm", a["norm"], X, WEIGHT, N, 1e-3)
@@ -124,6 +127,8 @@ def in_c(folder: Any) -> Answers:
     c("swiglu", a["swiglu"], X, WEIGHT, N)
     c("add", a["add"], WEIGHT, N)
     c("embed", a["embed"], TABLE, 3, N)
+    c("join", a["joined"], X, WEIGHT, 1, N)
+    c("join", a["joined_first"], X, X, 0, N)
     c("decode_q4_0", a["q4_0"], Q4_0)
     c("decode_q4_k", a["q4_k"], Q4_K)
     c("route", a["chosen"], a["weights"], LOGITS.copy(), 6, 2)
@@ -161,6 +166,8 @@ fn main() {{
     add(&mut sum, &weight);
     say("add", &sum);
     say("embed", embed(&table, 3, {N}));
+    say("joined", &join(&x, &weight, 1));
+    say("joined_first", &join(&x, &x, 0));
     say("q4_0", &decode_q4_0(&{Q4_0}));
     say("q4_k", &decode_q4_k(&{Q4_K}));
     let routed = route(&mut logits, 2);

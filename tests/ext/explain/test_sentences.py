@@ -12,8 +12,11 @@ from itertools import takewhile
 
 import numpy as np
 import pytest
+from ext.heads import head_models
+from ext.heads.head_runs import HeadRun
 from models.other_files import with_adapter
 from models.random_models import NAMES
+from once import once
 from proof.nodes import every_site
 
 from llamadiff import Trace
@@ -40,8 +43,10 @@ MODELS = (
     "gpt-oss.Q8_0", "qwen35.F16", "starcoder2.Q5_K_M", "granitehybrid.Q8_0", "mpt.Q8_0", "falcon.Q8_0", "llama.Q8_0",
     "phi3.Q6_K", "mamba.F16", "deepseek2", "lfm2.F16", "smollm3.Q4_0", "olmo2.BF16", "qwen2.F16",
     "gemma2", "stablelm", "moe", "granite", "llama-yarn", "llama-linear", "phi3-long", "llama, adapted",
+    "glm4moe, its head",
 )  # fmt: skip
 ADAPTED = ", adapted"  # the model with an adapter
+HEADED = ", its head"  # the model with the head that drafts, in one graph
 UNTOLD = re.compile(
     r"\bNone\b|\bnan\b|\binf times|(node|leaf)_\d|\bin ;|  |\bof ,|^\s|\s$|\(\)|,,|\{|(\b\w+ \d+) should be \2\b"
     r"|\b(is|are|comes?|count) 1 times|times 0\b"
@@ -73,6 +78,10 @@ def graph_of(small_model, random_model, tmp_path_factory):
     kept: dict[str, tuple[GraphModel, Trace]] = {}
 
     def get(name: str) -> tuple[GraphModel, Trace]:
+        if name.endswith(HEADED) and name not in kept:
+            path = once(tmp_path_factory, "heads", head_models.write) / f"{name.removesuffix(HEADED)}.gguf"
+            model = HeadRun.of(path, TOKENS).engine
+            kept[name] = model, record(model.engine, TOKENS, "right")
         if name not in kept:
             path = random_model(name) if name in NAMES else small_model(name.removesuffix(ADAPTED), "F16")
             output = tmp_path_factory.mktemp("graph") / "b.safetensors"

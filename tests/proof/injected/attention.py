@@ -190,6 +190,8 @@ INJECTIONS = (
     bug("mask shows the next", "mask-shifted", SOFTMAX, hiding(lambda q, k, n: k > q + 1), models=DENSE, others=SAME),
     bug("mask hides the own key, but the first", "mask-shifted", SOFTMAX, hiding(lambda q, k, n: (k >= q) & (k > 0)),
         models=DENSE, others=SAME, unlike=("gemma3", "gpt-oss")),
+    bug("mask hides the first key", "first-key-unseen", SOFTMAX, hiding(lambda q, k, n: (k > q) | (k == 0) & (q > 0)),
+        models=DENSE, others=SAME, unlike=("gemma3", "gpt-oss")),
     bug("mask hides the own key", "mask-shifted", SOFTMAX, hiding(lambda q, k, n: k >= q)),
     bug("mask of -1e9 hides the own key", "mask-shifted", SOFTMAX,
         {**hiding(lambda q, k, n: k >= q), "floor": lambda e, right: -1e9}),

@@ -44,6 +44,38 @@ def _at(place: int, ids: Array) -> Array:
     return np.full_like(ids, ids.reshape(-1)[place])
 
 
+@at_nodes("GET_ROWS", fix="look up each token's own row")
+def embedding_of_other_token(site: Site) -> Iterator[Edit]:
+    """Each token gets the embedding of another one: of the next, or of the one before."""
+    name, tokens = site.weight(0), len(site.case.run.tokens)
+    if not name or tokens < 2 or site.shape(1)[-1] != tokens or np.prod(site.shape(1)) != tokens:
+        return
+    for by, whose in ((-1, "next token"), (1, "token before"), (-2, "token after the next"), (2, "token two before")):
+        for end, says in (("edge", ""), ("wrap", ", around the ends")):
+            fix = f"read each token's own row of {name}"
+            yield Edit(
+                changed(1, partial(_of_other, by, end)), f"reads the {whose}'s row of {name}{says}", f"{by:+d} {end}",
+                fix=fix,
+            )  # fmt: skip
+
+
+def _of_other(by: int, end: str, ids: Array) -> Array:
+    """Ids so many places further on; at the end the last one again, or those that fell out."""
+    pads = [(0, 0)] * (ids.ndim - 1) + [(max(by, 0), max(-by, 0))]
+    padded = np.pad(ids, pads, mode=end)  # type: ignore[call-overload]
+    start = max(-by, 0)
+    return np.asarray(padded[..., start : start + ids.shape[-1]])
+
+
+@at_nodes("GET_ROWS", fix="look the row up in the table that the model has for it")
+def embedding_from_other_table(site: Site) -> Iterator[Edit]:
+    """Rows are read from another table of the file: the trunk's instead of a head's own."""
+    name = site.weight(0)
+    for other, _ in site.others(name) if name else ():
+        if (name, other) != (TOKENS, "output.weight"):
+            yield Edit(with_weight(site, 0, other), f"reads rows of {other}, not {name}", other, fix=f"read {name}")
+
+
 @at_nodes("GET_ROWS", of="rope-position-restarted")
 def positions_restarted(site: Site) -> Iterator[Edit]:
     """Learned positions wrong in decode steps."""

@@ -89,6 +89,16 @@ def head_tied(site: Site) -> Iterator[Edit]:
         yield Edit(with_weight(site, 0, "token_embd.weight"), "multiplies by token_embd.weight, not output.weight")
 
 
+@at_nodes("MUL_MAT", fix="multiply by the matrix that makes these logits")
+def head_other(site: Site) -> Iterator[Edit]:
+    """Logits are made by another matrix of the file: the trunk's instead of a head's own."""
+    name = site.weight(0)
+    if name and site.engine.w.shape(name)[0] == site.case.run.model.sizes["vocab"] and not site.users():
+        for other, _ in site.others(name):
+            if (name, other) != ("output.weight", "token_embd.weight"):
+                yield from _instead_of(site, name, other, other)
+
+
 @at_nodes(
     "MUL_MAT",
     fix="weights are [out, in], in neighbours: multiply by the transpose",

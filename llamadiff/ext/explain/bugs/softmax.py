@@ -112,6 +112,14 @@ def mask_shifted(site: Site) -> Iterator[Edit]:
         yield Edit(_moved(_n(site), -1), f"{says}, but the first", "-1 first")
 
 
+@at_nodes("SOFT_MAX", fix="let every later token see the first one's key")
+def first_key_unseen(site: Site) -> Iterator[Edit]:
+    """The first token's key is hidden from all later ones, or was never kept."""
+    if _is_attention(site):
+        says = "hides the first token's key from all later ones"
+        yield Edit(_masked(_n(site), lambda q, k: (k <= q) & ((k > 0) | (q == 0))), says)
+
+
 @at_nodes("SOFT_MAX", fix="hide keys that are further back than this layer's window")
 def window_ignored(site: Site) -> Iterator[Edit]:
     """The sliding window is ignored, or is that of other layers: keys are seen from too far back, or from too near."""

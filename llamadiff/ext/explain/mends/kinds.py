@@ -46,6 +46,8 @@ KINDS = {
                   "growing over the layers; with it twice, it grows too fast."),
         KindOfBug("embedding", "the row lookup", "embd is wrong, and so are all taps after it, each of them right on "
                   "what it was given."),
+        KindOfBug("heads", "the head that drafts", "The text is right, and drafts are refused: the trunk is as it "
+                  "was. Row 0 is right, or it alone is wrong, where the hidden state is another token's."),
         KindOfBug("misread", "the decoding of blocks", "One product is off by much, in every row. The same tensor "
                   "dumped as weights/NAME shows blocks whose values are right and in the wrong places, or parts of 16 "
                   "or 32 that are off by one factor and one sum."),

@@ -91,6 +91,15 @@ void embed(float *x, const float *table, int token, int n) {
     memcpy(x, table + (size_t) token * n, n * sizeof(float));
 }
 
+// -- heads
+// What eh_proj multiplies: a token's embedding, then the hidden state of the token before it, each after its norm.
+// hidden [token][n], as the trunk gives it; the first token has none before it, and takes zeros.
+void join(float *x, const float *embedding, const float *hidden, int token, int n) {
+    memcpy(x, embedding, n * sizeof(float));
+    memset(x + n, 0, n * sizeof(float));
+    if (token > 0) memcpy(x + n, hidden + (size_t) (token - 1) * n, n * sizeof(float));
+}
+
 // -- misread
 static float from_half(const uint8_t *bytes) {
     uint16_t h = (uint16_t) (bytes[0] | bytes[1] << 8);

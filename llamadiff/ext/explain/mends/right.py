@@ -83,6 +83,16 @@ def embed(table: Array, tokens: Array) -> Array:
     return np.asarray(table[tokens])
 
 
+# -- heads
+def join(embedding: Array, hidden: Array) -> Array:
+    """What eh_proj multiplies: a token's embedding, then the hidden state of the token before it, each after its norm.
+
+    hidden [token, n], as the trunk gives it; the first token has none before it, and takes zeros.
+    """
+    before = np.concatenate([np.zeros_like(hidden[:1]), hidden[:-1]])
+    return np.concatenate([embedding, before], axis=-1)
+
+
 # -- misread
 def decode_q4_0(block: bytes) -> Array:
     """18 bytes: a float16 scale, then 16 bytes; their low halves are values 0 to 15, their high halves 16 to 31."""

@@ -84,6 +84,15 @@ pub fn embed(table: &[f32], token: usize, n: usize) -> &[f32] {
     &table[token * n..][..n]
 }
 
+// -- heads
+// What eh_proj multiplies: a token's embedding, then the hidden state of the token before it, each after its norm.
+// hidden [token][n], as the trunk gives it; the first token has none before it, and takes zeros.
+pub fn join(embedding: &[f32], hidden: &[f32], token: usize) -> Vec<f32> {
+    let n = embedding.len();
+    let before = if token > 0 { hidden[(token - 1) * n..][..n].to_vec() } else { vec![0.0; n] };
+    [embedding, &before].concat()
+}
+
 // -- misread
 fn from_half(bytes: &[u8]) -> f32 {
     let h = u16::from_le_bytes([bytes[0], bytes[1]]);

@@ -51,6 +51,8 @@ def by_inputs(case: Case) -> Facts:
     part = case.part_of(right)
     for some, words in ((case, ""), *([(replace(case, part=part), f", {part.words}")] if part is not None else [])):
         leaves = LEFT * some.nmse(right)
+        if not np.isfinite(leaves):  # where nothing is right but zeros, all that is not zero is as far from it
+            continue
         sites = [Site(node, base, some) for node in base.nodes if base.computes(node) and node.op not in LOOKS]
         guesses = [(says, site, alter) for site in sites for says, alter in _guesses(site)]
         subs = [replace(base, altered={site.node.number: alter}) for _, site, alter in guesses]
