@@ -66,7 +66,7 @@ def _places(path: Path) -> list[Hashable]:
 
 def _folds_case(folder: Path) -> bool:
     """Whether names there that differ in case alone are one file's, as a rule on macOS and on Windows."""
-    other = folder.with_name(folder.name.swapcase())
+    other = folder.parent / folder.name.swapcase()  # the root has no name
     return other.name != folder.name and other.exists() and other.samefile(folder)
 
 

@@ -229,3 +229,7 @@ def test_names_that_differ_in_case_alone_are_one_file_where_case_is_folded(tmp_p
     (tmp_path / "FOLDER").symlink_to(folder)
     with pytest.raises(UserError, match="is what -o writes too"):
         refuse_collisions([], both)
+
+
+def test_a_file_that_is_not_there_may_be_in_the_root():
+    refuse_collisions([("the model", Path(Path.cwd().anchor) / "no-such-model.gguf")], [("-o", Path("r.json"))])
