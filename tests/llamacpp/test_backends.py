@@ -132,6 +132,6 @@ def test_kernels_of_several_nodes_are_right(model_name, usage, model_of):
     done = asked(usage("vulkan"), "fused", model_of(model_name), "--tokens", tokens(6), "-o", "json:-")
     report = json.loads(done.stdout)
     wrong = note("vulkan", 6, model_name, report, way="kernels of several nodes")
-    assert wrong == REALLY_WRONG.get(("vulkan", model_name), [])
+    assert {*wrong} == {*REALLY_WRONG.get(("vulkan", model_name), [])}  # alone already, of fewer tokens in fewer nodes
     if "moe" in model_name:
         assert any(tap["op"].startswith("SOFT_MAX + ") for tap in report["taps"])
