@@ -14,9 +14,9 @@ def fused(
     model: Model, prompt: Prompt = None, tokens: Tokens = None, chat: Chat = False, llama_cpp: LlamaCpp = None,
     tolerance: Tolerance = None, fail_on: FailOn = "wrong", *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Find kernels of several nodes of llama.cpp's graph, and judge them.
+    """Find kernels of several nodes, and judge them.
 
-    Nobody sees what runs as one, but where it ends."""
+    Nobody sees what a device runs as one, but where it ends."""
     from llamadiff.ext.fused.compare import judge_kernels
     from llamadiff.report.status_line import progress
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from explaining import FLOOR, INJECTED, Explained
 from proof.injected import ALL, INJECTIONS
-from proof.injected.base import Injection
+from proof.injected.base import OF_HEADS, Injection
 
 from llamadiff.ext.explain.registry import known_bugs
 from llamadiff.result.comparison import Comparison
@@ -81,11 +81,6 @@ def test_a_choice_that_cancels_is_named_and_no_mistake(injection: Injection, mod
 
 
 # of what predicts a token more beside a model, which none of these has: tests/ext/heads/test_head_mistakes.py
-OF_HEADS = {
-    "embedding-from-other-table", "halves-in-other-order", "head-other", "hidden-state-of-other-token",
-    "hidden-state-rounded", "joined-after-a-norm", "joined-elsewhere",
-    "refused-draft-kept",
-}  # fmt: skip
 # by edits alone: other architectures than the reference engine's have them (test_graph_bugs.py)
 OF_OTHERS = {
     "adapter-missing", "adapter-scale-other", "adapter-scaled",  # tests/ext/file/test_applied.py
@@ -95,6 +90,7 @@ OF_OTHERS = {
     "state-lost", "decay-missing-in-batch", "recurrence-input-misplaced", "step-size-limited",
     "recurrence-group-wrong", "expert-groups-wrong",
     "state-inputs-swapped", "step-size-wrong", "window-ignored",
+    "rope-long-factors",  # tests/ext/rows/test_mistakes_at_length.py
     *OF_HEADS,
 }  # fmt: skip
 

@@ -26,7 +26,7 @@ SAID = {
     "check d --jobs 9999": f"--jobs 9999: {WHOLE}, 512 or less",
     "check d --max-mean-kl lots": "--max-mean-kl lots: expected a number, 0 or more",
     "capture m.gguf Once": "capture: -o OUTPUT is missing: the trace: FILE.safetensors; such as llamadiff capture",
-    "capture m.gguf --candidate x": "--candidate: no option of capture, but of compare, check",
+    "capture m.gguf --candidate x": "--candidate: no option of capture, but of compare, heads, check",
     "diff a b c": "c: one argument too many; diff takes BASELINE CANDIDATE",
     "doctor x": "x: one argument too many; doctor takes no argument",
     "chekc d": "chekc: no such command; did you mean llamadiff check?",

@@ -58,7 +58,7 @@ ROUNDINGS = {
     "k_in_int8_with_one_scale", "error_of_v_fed_back", "old_rows_in_four_bits", "softmax_sum_in_f16", "mixed_in_f16",
 }  # fmt: skip
 LATER = {"angles_in_f16", "angles_in_bf16", "page_overwritten"}  # whose first rows are hardly off, or were not written
-QUICK = ("window_one_more", "earlier_chunks_unseen", "positions_in_bf16")
+QUICK = ("window_one_more", "earlier_chunks_unseen", "positions_in_bf16", "long_with_short_factors")
 BY_NAME = {each.name: each for each in MISTAKES}
 CASES = [(each, length) for each in MISTAKES for length in each.lengths if length < LONG]
 

@@ -19,6 +19,12 @@ EVERY = (*DENSE, "stablelm", "moe")
 SAME = "the same"  # in other architectures it has the same name
 SCALE, SCORES, NORM_WEIGHTS, OWN_PAIRS = "scale", "scores", "norm weights", "own pairs"
 
+# known bugs of heads that draft, which tests/ext/heads injects
+OF_HEADS = frozenset({
+    "embedding-from-other-table", "halves-in-other-order", "head-other", "hidden-state-of-other-token",
+    "hidden-state-rounded", "joined-after-a-norm", "joined-elsewhere", "refused-draft-kept",
+})  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Injection(Bug):

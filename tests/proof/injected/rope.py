@@ -53,6 +53,19 @@ def yarn_unrounded(e: Engine, right: Edit, positions: Array) -> Array:
     return plain * keep + plain / e.h.factor * (1 - keep)
 
 
+def yarn_of_a_context(length: int) -> dict[str, Edit]:
+    """Blended over whole pairs, as of another original context."""
+
+    def theta(e: Engine, right: Edit, positions: Array) -> Array:
+        plain, n = plain_theta(e, positions), e.h.n_rot
+        first, last = (n * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(e.base())) for turns in (32, 1))
+        first, last = max(0, math.floor(first)), min(n - 1, math.ceil(last))
+        keep = 1 - np.clip((np.arange(n // 2) - first) / (last - first), 0, 1)
+        return plain * keep + plain / e.h.factor * (1 - keep)
+
+    return {"theta": theta}
+
+
 def turning(change: Callable[[Engine, Edit, Array, str], Array]) -> dict[str, Edit]:
     """Heads of one side, Q or K, rotated in another way."""
     return {"rotated": change}
@@ -101,6 +114,8 @@ INJECTIONS = (
         others=SAME),
     bug("rope: YaRN's range not rounded", "rope-yarn-unrounded", WORDS, {"theta": yarn_unrounded},
         models=("llama-yarn",), others=SAME),
+    bug("rope: YaRN of another original context", "rope-yarn-original", WORDS, yarn_of_a_context(8192),
+        models=("llama-yarn",)),
     bug("rope: factors ignored", "rope-factors-ignored", WORDS, {"factors": lambda e, right: np.ones_like(right())},
         models=("llama-factors",), others=SAME),
     bug("rope: factors inverted", "rope-factors-inverted", WORDS, {"factors": lambda e, right: 1 / right()},

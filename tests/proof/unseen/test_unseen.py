@@ -6,7 +6,7 @@ import pytest
 
 from llamadiff.ext.explain.registry import EDITS, known_bugs
 from proof.injected import IN_OTHERS
-from proof.injected.base import DECODE
+from proof.injected.base import DECODE, OF_HEADS
 from proof.unseen.architectures import MODELS
 from proof.unseen.crossing import Models
 
@@ -51,7 +51,7 @@ ELSEWHERE = {
     "adapter-missing", "adapter-scale-other", "adapter-scaled",
     "norm-overflow", "norm-epsilon-in-half", "softmax-overflow", "overflow-in-half", "cache-too-short",
     "first-row-fed-twice", "weight-scale-ignored", "rope-partial-ignored", "l2-norm-missing", "softcap-missing",
-    "softcap-other", "delta-net-wrong", "clamp-missing",
+    "softcap-other", "delta-net-wrong", "clamp-missing", "rope-yarn-original", "rope-long-factors", *OF_HEADS,
 }  # fmt: skip
 
 

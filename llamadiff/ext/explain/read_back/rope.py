@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from llamadiff.ext.explain.pattern.deviation import counted, factor, listed
+from llamadiff.ext.explain.pattern.turned import law
 from llamadiff.ext.explain.read_back.observed import IN_16_BITS, LEFT, Array, Facts, Observed, sole, strictly
 from llamadiff.ext.file.orders import order_in_words
 from llamadiff.judge.fact import Fact, runs_of
@@ -239,7 +240,9 @@ def _told_positions(t: Turned, positions: Array) -> Facts:
         yield Fact("times position", says, (times, *map(int, t.heads)))
     else:
         whole = [int(p) if p == int(p) else float(f"{p:.4g}") for p in np.round(positions, 3)]
-        says = f"the rows{heads} are rotated by the positions {_in_runs(whole)}"
+        has_gaps = (np.diff(t.positions) > 1).any() and not heads and all(isinstance(p, int) for p in whole)
+        told = law(np.array(whole), np.array(t.positions, int)) if has_gaps else None
+        says = told or f"the rows{heads} are rotated by the positions {_in_runs(whole)}"
         yield Fact("positions", says, tuple(whole))
 
 
