@@ -65,7 +65,7 @@ def find_misplaced(bench: Bench, study: Study) -> Study | None:
     places = _places_of(bench.model, bench.baseline, trace)
     if not places:
         return None
-    moved = _put_right(trace, places)
+    moved = _put_right(trace, places, bench.baseline)
     if not any(parse(name) for name in moved):
         return None
     better = bench.run(replace(study.assumed, trace=moved, slips=(*_sentences(places, trace),)))
@@ -178,15 +178,15 @@ def _distances(own: Array, right: Array, step: int) -> Array:
 # -- a trace with everything in its place -----------------------------------------------------------------------------
 
 
-def _put_right(trace: Trace, places: Mapping[str, _Place]) -> Trace:
-    """The trace with each tap under the name of what it holds; of several that hold one, the first."""
+def _put_right(trace: Trace, places: Mapping[str, _Place], baseline: Trace) -> Trace:
+    """The trace with each tap under the name and in the shape of what it holds; of several that hold one, the first."""
     arrays = {name: trace[name] for name in trace if name not in places}
     known = {name: mask for name, mask in trace.known.items() if name in arrays}
     dtypes = {name: kind for name, kind in trace.dtypes.items() if name in arrays}
     for name, place in places.items():
         if place.tap is None or place.tap in arrays:
             continue
-        values = trace[name]
+        values = trace[name].reshape(baseline.shape(place.tap))
         if place.step:
             values, known[place.tap] = _shifted(values, place.step)
         arrays[place.tap], dtypes[place.tap] = values, "F32"
@@ -291,7 +291,8 @@ def _refuse_other_run(model: Runnable, trace: Trace, study: Study) -> None:
     for token, found in zip(tokens, ids, strict=True):
         rows_of.setdefault(token, set()).add(found)
     is_lookup = all(len(each) == 1 for each in rows_of.values()) and (
-        len(rows_of) < len(tokens) or len({found - token for token, found in zip(tokens, ids, strict=True)}) == 1
+        len(rows_of) < len(tokens)
+        or len({found - token for token, found in zip(tokens, ids, strict=True) if found}) == 1  # 0: where it ends
     )
     if not is_lookup:
         raise UserError(

@@ -123,7 +123,10 @@ def named_in(one: Recorded, part: int) -> dict[tuple[str, str], set[str]]:
                     continue
                 value = 0.0 if isinstance(edit, Edit) else 1.37 * float(edit.sought.low * edit.sought.high**3) ** 0.25
                 own, more = (edit.alter, edit.more) if isinstance(edit, Edit) else (edit.make(value), edit.more(value))
-                result = one.judged({site.node.number: own, **more})
+                altered = {site.node.number: own, **more}
+                if any(np.isnan(values).all() for values in one.faulty(altered).values()):
+                    continue  # it is no mistake on these values
+                result = one.judged(altered)
                 if result.wrong:  # else this model cannot show it there
                     tried.add(edit.variant)
                     causes = {cause.name for found in result.diagnosis[:1] for cause in found.causes}
