@@ -127,7 +127,7 @@ class Observer:
             "threads": self.threads, "remembers": self.remembers,
             "window": ask_model(self.lib, WINDOW, self.model) if hasattr(self.lib, WINDOW) else None,
             "parts": self._parts(0, self.total), "version": self.library.version(), "build": self.library.flags(),
-            **self.library.rounding(), **self.library.machine(), "instead": self.instead,
+            **self.library.rounding(), **self.library.machine(), "instead": self.instead, "named": self.library.named,
         }})  # fmt: skip
 
     def _structure_alone(self) -> None:
@@ -254,6 +254,7 @@ class Observer:
         self, context: Handle, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]
     ) -> None:
         """One call of llama_decode. Raises UserError if it fails, and what went wrong meanwhile."""
+        self.running = context
         code = self.library.decode(context, tokens, positions, sequences, self._with_logits(len(tokens)))
         if self.failure is not None:
             raise self.failure
@@ -286,6 +287,8 @@ class Observer:
             if not self.ggml.is_computed(node):
                 return False
             if ask:
+                if self.request.settings.on_device:
+                    self.lib.llama_synchronize(self.running)  # what comes from another device may be on its way
                 self._note_pass(node)
                 weights = (each.name for each in node.sources if each.op == "NONE")
                 self.weights_read.update(name for name in weights if name.endswith(WEIGHT_ENDINGS))
