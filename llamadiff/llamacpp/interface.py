@@ -123,10 +123,11 @@ class Library(ABC):
     """llama.cpp and its ggml. ``lib`` has the functions of both; ``name`` says whose they are.
 
     ``is_tried``: something is that it may refuse, and what it says of that is no error. ``named``: the user's words for
-    devices, by llama.cpp's.
+    devices, by llama.cpp's. ``is_unread``: whether a node of a pass, asked in its order, has no values for now.
     """
 
     is_tried = False
+    is_unread: Callable[[Any], bool] = staticmethod(lambda node: False)
 
     def __init__(self, lib: Any, name: str) -> None:
         """Raises UserError for a library that lacks a function, which is named."""

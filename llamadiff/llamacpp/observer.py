@@ -313,6 +313,8 @@ class Observer:
     def _ask(self, node: Tensor) -> bool:
         """Whether its value is wanted; what it is, and what it reads, is told before it runs."""
         self.place += 1
+        if self.library.is_unread(node):
+            return False
         if self.telling == TAPS:
             name = self._tap_of(node)
             alone = self.request.settings.on_device  # no kernel of several nodes runs where any of them is looked at

@@ -62,7 +62,7 @@ def load(library: Library, request: Request) -> Handle:
     if request.settings.is_placed:
         if not request.placing:
             raise UserError("device=, gpu_layers=: the slice that says where layers are is missing; leave them out")
-        loading = resolve_name(request.placing)(library, request.settings)
+        loading = resolve_name(request.placing)(library, request)
     model = library.load(os.fsencode(request.model), loading)
     if not model:
         raise UnrunnableError(f"{request.model}: llama.cpp cannot load the model")

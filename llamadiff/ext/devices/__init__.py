@@ -16,7 +16,7 @@ class Devices(Slice):
     """Where a model's layers are: on a device that is named, or on several that share it."""
 
     placing = "llamadiff.ext.devices.placing:place"
-    remote = ("llamadiff.ext.devices.placing",)
+    remote = ("llamadiff.ext.devices.partial_sums", "llamadiff.ext.devices.placing")
 
     def add_to(self, result: Comparison) -> Comparison:
         from llamadiff.ext.devices.parts import add_parts

@@ -7,17 +7,23 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from llamadiff.ext.devices.partial_sums import TOGETHER, is_split
 from llamadiff.judge.verdict import WRONG
 from llamadiff.llamacpp.tensors import SPLIT
 from llamadiff.report.tables import Table
 from llamadiff.result.comparison import Comparison
-from llamadiff.result.rows import Row
+from llamadiff.result.rows import Row, stem
 from llamadiff.trace.metadata import DEVICES, NAMED
 from llamadiff.words.diagnosis_text import layers_of
 
 MOST = 64  # devices of a trace that are heeded
 _LONGEST = 120  # characters of a device's name
 _FEW = 3  # ops that are named
+_WHOLE = ("ADD", "NORM", "RMS_NORM", "GET_ROWS")  # ops of the residual stream
+_CHOOSING = ("ffn_moe_logits", "ffn_moe_probs", "ffn_moe_topk", "ffn_moe_weights")
+_HEAD_NORMS = (".attn_q_norm.", ".attn_k_norm.")  # in names of weights of norms of each head
+
+Op = tuple[str, str | None, tuple[str, ...]]  # its name, its weights' type, the taps that it answers for
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,19 @@ def parts_of(rows: Sequence[Row], producer: Mapping[str, Any]) -> list[Part]:
     for row in rows:
         home = homes.get(row.tap) or homes.get(_name_of(row.tap))
         if row.local is not None and home:
-            found.setdefault(home, []).append(row)
+            found.setdefault(home + SPLIT * (home.startswith(TOGETHER) and _is_of_split(row)), []).append(row)
     return [_part(home, rows, words) for home, rows in found.items()]
+
+
+def _is_of_split(row: Row) -> bool:
+    """Whether devices that are one to llama.cpp shared a row's work, each with some of a weight, heads or channels.
+
+    Each has all of the residual stream, its norms, and what chooses experts.
+    """
+    if row.span or is_split(row.weight or ""):
+        return True
+    is_whole = row.op in _WHOLE or row.tap.startswith(_CHOOSING)
+    return not is_whole or any(norm in (row.weight or "") for norm in _HEAD_NORMS)
 
 
 def _name_of(tap: str) -> str:
@@ -98,7 +115,7 @@ def _part(home: str, rows: Iterable[Row], words: Mapping[str, Any]) -> Part:
 def explain(parts: Sequence[Part]) -> tuple[str, str] | None:
     """What ends the headline, and what the proof begins with; None where nothing is wrong, or one part has the layers.
 
-    An op is the same elsewhere if it multiplies by weights of the same type.
+    An op is the same elsewhere if it multiplies by weights of the same type, and answers for the same ones before it.
     """
     wrong = [part for part in parts if part.wrong]
     if not wrong or sum(bool(part.layers) for part in parts) < 2:
@@ -111,13 +128,13 @@ def explain(parts: Sequence[Part]) -> tuple[str, str] | None:
     bad = replace(part, rows=part.wrong)
     right = [each for each in parts if each is not part and not ops.isdisjoint(map(_op, each.rows))]
     if not right:
-        return "", f"all that is wrong is {bad.place}; no other device computed {_names(ops)}"
+        return "", f"all that is wrong is {bad.place}; nothing else computed {_names(ops)}"
     same = ops.intersection(_op(row) for each in right for row in each.rows)
     others = "; ".join(_right_part(each, same) for each in right)
     return f", only {_short(part)}", f"wrong only {bad.place}: {_names(same)} {_is(same)} right {others}"
 
 
-def _right_part(part: Part, ops: set[tuple[str, str | None]]) -> str:
+def _right_part(part: Part, ops: set[Op]) -> str:
     return replace(part, rows=tuple(row for row in part.rows if _op(row) in ops)).place
 
 
@@ -125,16 +142,18 @@ def _short(part: Part) -> str:
     return "where a tensor is split" if part.shared else f"on {part.device}"
 
 
-def _op(row: Row) -> tuple[str, str | None]:
-    return row.op, row.weight_type
+def _op(row: Row) -> Op:
+    return row.op, row.weight_type, tuple(map(stem, row.span))
 
 
-def _names(ops: set[tuple[str, str | None]]) -> str:
-    names = sorted({f"{op} by {kind}" if kind else op for op, kind in ops})
+def _names(ops: set[Op]) -> str:
+    names = sorted(
+        f"{op}{f' by {kind}' if kind else ''}{f' with {span[-1]}' if span else ''}" for op, kind, span in ops
+    )
     return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
 
 
-def _is(ops: set[tuple[str, str | None]]) -> str:
+def _is(ops: set[Op]) -> str:
     return "is" if len(ops) == 1 else "are"
 
 

@@ -10,9 +10,10 @@ import math
 import socket
 from collections.abc import Sequence
 
+from llamadiff.ext.devices.partial_sums import TOGETHER, PartialSums
 from llamadiff.llamacpp.interface import SPLIT_LAYER, Device, Library, Loading
 from llamadiff.llamacpp.layout import Address, declare
-from llamadiff.llamacpp.request import CPU, HELPER, Settings
+from llamadiff.llamacpp.request import CPU, HELPER, Request, Settings
 from llamadiff.system.errors import UserError
 
 RPC = "rpc:"
@@ -29,15 +30,18 @@ _OF_BACKENDS = {  # name -> result, arguments
 }
 
 
-def place(library: Library, settings: Settings) -> Loading:
-    """How a model is loaded with settings that say where its layers are. Raises UserError for what cannot be."""
+def place(library: Library, request: Request) -> Loading:
+    """How the model of a request that says where its layers are is loaded. Raises UserError for what cannot be."""
+    settings = request.settings
     names = settings.device.split(BETWEEN) if settings.device else []
     if len(names) < 2:
         return _on_one(library, settings)
     devices = _several(library, names)
     library.named = {device.name: name for device, name in zip(devices, names, strict=True)}
-    if settings.split == TENSOR:  # to llama.cpp they are one
-        library.named[f"Meta({','.join(library.named)})"] = settings.device
+    if settings.split == TENSOR:
+        _check_splits_tensors(request)
+        library.named |= dict.fromkeys((f"{TOGETHER}{','.join(library.named)})", f"{TOGETHER})"), settings.device)
+        library.is_unread = PartialSums()
     return Loading(
         settings.gpu_layers or ALL_LAYERS, settings.repack, devices=tuple(device.address for device in devices),
         split=_split_mode(library, settings.split, devices), parts=parts_of(settings.tensor_split, names),
@@ -74,6 +78,17 @@ def _several(library: Library, names: Sequence[str]) -> list[Device]:
         if any(device.address == other.address for other in devices[:number]):
             raise UserError(f"device={BETWEEN.join(names)}: {names[number]} is named twice; name each device once")
     return devices
+
+
+def _check_splits_tensors(request: Request) -> None:
+    """Raise UserError for a run that llama.cpp cannot do with tensors split over devices, or not be watched in."""
+    if not request.settings.flash_attn:
+        raise UserError(f"split={TENSOR}: llama.cpp wants flash attention with it; add flash_attn=on")
+    if request.nodes or request.graph is not None or request.keep_graph:
+        raise UserError(
+            f"split={TENSOR}: llama.cpp adds up the devices' parts of a product together with what comes next, so that "
+            "no node can be looked at by itself; llamadiff compare judges the taps between"
+        )
 
 
 def _check_takes_layers(device: Device) -> None:

@@ -1,0 +1,60 @@
+"""Tensors that are split over devices, which llama.cpp takes for one then (ggml-backend-meta.cpp): what can be read.
+
+Each device multiplies by its part of a weight. Where that is some of its columns, each has a sum of its own, and all
+are added where llama.cpp goes on, but not where it stops for somebody to look: neither is such a node a sum yet, nor
+would what comes after it be right. So nobody stops there, nor at what is computed of it before it is added up.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llamadiff.llamacpp.tensors import Tensor
+
+TOGETHER = "Meta("  # begins llama.cpp's name for several devices; some versions go on with none of theirs
+# llama_meta_device_get_split_state in llama-model.cpp: weights of which each device has some columns, or rows
+BY_COLUMNS = re.compile(r"blk\.\d+\.(attn_output|attn_output_b|ssm_out|ffn_down(_exps|_shexp)?)\.weight")
+BY_ROWS = re.compile(
+    r"blk\.\d+\.(attn_(q|k|v|qkv|q_b|gate)|ssm_(alpha|beta|ba|conv1d)|ffn_(up|gate|gate_up)(_exps|_shexp)?)\.weight"
+    r"|output\.weight"
+)
+# Ops that may be done before sums are added up; ADD and ADD_ID, where all that is added is part of one.
+_LINEAR = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT", "MUL", "SCALE", "ADD", "ADD_ID"}
+
+
+def is_split(weight: str) -> bool:
+    """Whether each device has some of a weight."""
+    return bool(BY_ROWS.fullmatch(weight) or BY_COLUMNS.fullmatch(weight))
+
+
+class PartialSums:
+    """Asked about each node of a pass in its order: whether its values are not there yet, or cannot be read."""
+
+    def __init__(self) -> None:
+        self._open = set[int]()  # tensors that each device has a part of
+
+    def __call__(self, node: Tensor) -> bool:
+        if self._is_open(node):
+            self._open.add(node.address)
+            return True
+        self._open.discard(node.address)
+        return not _is_contiguous(node)
+
+    def _is_open(self, node: Tensor) -> bool:
+        if node.op.startswith("MUL_MAT"):
+            return bool(BY_COLUMNS.fullmatch(node.sources[0].name))
+        parts = [source.address in self._open for source in node.sources]
+        return node.op in _LINEAR and (all(parts[:2]) if node.op == "ADD" else any(parts[:1]))
+
+
+def _is_contiguous(node: Tensor) -> bool:
+    """Whether its values lie one after the other: llama.cpp joins the parts of no other tensor."""
+    values, step = node.ggml.blocks(node.tensor.type)
+    for size, found in zip(node.tensor.ne, node.tensor.nb, strict=True):
+        if size != 1 and found != step:
+            return False
+        step *= size // values if values > 1 else size
+        values = 1
+    return True
