@@ -123,11 +123,13 @@ class Library(ABC):
     """llama.cpp and its ggml. ``lib`` has the functions of both; ``name`` says whose they are.
 
     ``is_tried``: something is that it may refuse, and what it says of that is no error. ``named``: the user's words for
-    devices, by llama.cpp's. ``is_unread``: whether a node of a pass, asked in its order, has no values for now.
+    devices, by llama.cpp's. ``is_unread``: whether a node of a pass, asked in its order, has no values for now;
+    ``prepare``: what is done to a context before it is used, where nobody looks (``is_unseen``).
     """
 
-    is_tried = False
+    is_tried = is_unseen = False
     is_unread: Callable[[Any], bool] = staticmethod(lambda node: False)
+    prepare: Callable[[Handle], None] = staticmethod(lambda context: None)
 
     def __init__(self, lib: Any, name: str) -> None:
         """Raises UserError for a library that lacks a function, which is named."""

@@ -280,7 +280,7 @@ class Observer:
 
     def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
         """The eval callback: asked for every node before it runs, and called with those it wanted after."""
-        if self.telling == NOTHING or self.is_like_another:
+        if self.telling == NOTHING or self.is_like_another or self.library.is_unseen:
             return False
         try:
             node = self.ggml.node(pointer)

@@ -124,7 +124,7 @@ class RunReader:
         ended = {"weights_read": self.ended["weights_read"]}
         found = {INPUTS: self.inputs.faults, UNSURE_INPUTS: self.inputs.unsure}
         ended |= {where: faults for where, faults in found.items() if faults}
-        if len(devices := set(self.devices.values())) > 1:
+        if len(devices := set(self.devices.values())) > 1 or self.began.get("named"):
             parts = {device: [name for name, on in self.devices.items() if on == device] for device in sorted(devices)}
             ended |= {DEVICES: parts, NAMED: self.began.get("named", {})}
         model = {**begun.model, "sha256": self.sha256.result()}

@@ -53,11 +53,6 @@ class Settings:
         return replace(self, type_k="F32", type_v="F32", flash_attn=False)
 
     @property
-    def is_placed(self) -> bool:
-        """Whether it is said where layers are."""
-        return bool(self.gpu_layers or self.device or self.split or self.tensor_split)
-
-    @property
     def on_device(self) -> bool:
         """Whether layers are somewhere else than on the CPU."""
         return bool(self.gpu_layers) or self.device.upper() not in ("", "CPU")

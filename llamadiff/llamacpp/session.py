@@ -58,8 +58,8 @@ class Loaded:
 def load(library: Library, request: Request) -> Handle:
     """The model file in llama.cpp, with the request's settings. Raises UserError if llama.cpp cannot load it."""
     library.lib.llama_backend_init()
-    loading = Loading(repack=request.settings.repack)
-    if request.settings.is_placed:
+    settings, loading = request.settings, Loading(repack=request.settings.repack)
+    if settings.gpu_layers or settings.device or settings.split or settings.tensor_split:
         if not request.placing:
             raise UserError("device=, gpu_layers=: the slice that says where layers are is missing; leave them out")
         loading = resolve_name(request.placing)(library, request)
@@ -89,6 +89,7 @@ def made_context(
     context = library.context(model, room, observe)
     if not context:
         raise UserError(f"{request.model}: llama.cpp cannot make a context with these settings")
+    library.prepare(context)
     if request.settings.lora:
         resolve_name(request.adapter)(library, model, context, request.settings)
     return context

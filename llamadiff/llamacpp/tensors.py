@@ -35,7 +35,8 @@ _GRAPH_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
 
 _OF_BUFFERS = {  # name -> result, arguments; not of every version
     "ggml_backend_buffer_get_type": (Address, Address), "ggml_backend_buft_get_device": (Address, Address),
-    "ggml_backend_buft_name": (ctypes.c_char_p, Address),
+    "ggml_backend_buft_name": (ctypes.c_char_p, Address), "ggml_backend_dev_name": (ctypes.c_char_p, Address),
+    "ggml_backend_dev_buffer_type": (Address, Address),
 }  # fmt: skip
 _KINDS = {0: CPU, 1: GPU, 3: HELPER}  # of GGML_BACKEND_DEVICE_TYPE_x; 2 was ACCEL, and is IGPU since
 HOST, DEVICE, HIDDEN = "host", "device", "hidden"  # where values are
@@ -49,7 +50,7 @@ class Ggml:
         """Of llama-cpp-python, unless another ``lib`` and its tensors' ``structure`` are given."""
         self.lib = load("ggml-base") if lib is None else lib
         declare(self.lib, _FUNCTIONS)
-        self.knows_owners = all(hasattr(self.lib, name) for name in (*_OF_BUFFERS, "ggml_backend_dev_name"))
+        self.knows_owners = all(hasattr(self.lib, name) for name in _OF_BUFFERS)
         declare(self.lib, _OF_BUFFERS if self.knows_owners else {})
         self.structure = tensor_structure(self.lib) if structure is None else structure
         self._pointer = ctypes.POINTER(self.structure)

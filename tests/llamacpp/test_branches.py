@@ -21,7 +21,9 @@ def observer_of(ggml: Ggml, sent: list) -> Observer:
     observer.ggml, observer.telling, observer.is_like_another, observer.failure = ggml, NODES, False, None
     observer.place, observer.known, observer.opening, observer.passes = -1, set(), None, iter([(0, 1)])
     observer.start, observer.rows, observer.weights, observer.weights_read = 0, 1, frozenset(), set()
-    observer.request = SimpleNamespace(way=SimpleNamespace(ubatch=0), only_list=True, model="a model")
+    observer.request = SimpleNamespace(way=SimpleNamespace(ubatch=0), only_list=True, model="a model",
+                                       settings=SimpleNamespace(on_device=False))  # fmt: skip
+    observer.library = SimpleNamespace(is_unseen=False, is_unread=lambda node: False)
     observer.given = SimpleNamespace(tell=lambda *_: None)
     observer.feed = SimpleNamespace(send=lambda event, *_: sent.append(event))
     return observer

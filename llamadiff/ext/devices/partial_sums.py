@@ -20,8 +20,12 @@ BY_ROWS = re.compile(
     r"blk\.\d+\.(attn_(q|k|v|qkv|q_b|gate)|ssm_(alpha|beta|ba|conv1d)|ffn_(up|gate|gate_up)(_exps|_shexp)?)\.weight"
     r"|output\.weight"
 )
-# Ops that may be done before sums are added up; ADD and ADD_ID, where all that is added is part of one.
-_LINEAR = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT", "MUL", "SCALE", "ADD", "ADD_ID"}
+# Weights made of several, of each of which a device has some: what they give is put together in another order.
+_FUSED = re.compile(r"blk\.\d+\.(attn_qkv|ffn_gate_up(_exps)?|ffn_up(_exps)?)\.weight")  # up: with the gate, in some
+_MOVES = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT"}
+# Ops that may be done before sums are added up; ADD, where both are part of one.
+_LINEAR = {*_MOVES, "MUL", "SCALE", "ADD", "ADD_ID"}
+_IN_ORDER = {*_LINEAR, "ROPE", "NORM", "RMS_NORM"}  # which leave the order of channels as it is
 
 
 def is_split(weight: str) -> bool:
@@ -33,28 +37,30 @@ class PartialSums:
     """Asked about each node of a pass in its order: whether its values are not there yet, or cannot be read."""
 
     def __init__(self) -> None:
-        self._open = set[int]()  # tensors that each device has a part of
+        self._sums, self._mixed = set[int](), set[int]()  # tensors of which each device has a part, or out of order
 
     def __call__(self, node: Tensor) -> bool:
-        if self._is_open(node):
-            self._open.add(node.address)
-            return True
-        self._open.discard(node.address)
-        return not _is_contiguous(node)
+        for found, is_one in ((self._sums, self._is_sum(node)), (self._mixed, self._is_mixed(node))):
+            (found.add if is_one else found.discard)(node.address)
+        return node.address in self._sums | self._mixed or not _is_contiguous(node)
 
-    def _is_open(self, node: Tensor) -> bool:
+    def _is_sum(self, node: Tensor) -> bool:
         if node.op.startswith("MUL_MAT"):
             return bool(BY_COLUMNS.fullmatch(node.sources[0].name))
-        parts = [source.address in self._open for source in node.sources]
+        parts = [source.address in self._sums for source in node.sources]
         return node.op in _LINEAR and (all(parts[:2]) if node.op == "ADD" else any(parts[:1]))
+
+    def _is_mixed(self, node: Tensor) -> bool:
+        if node.op.startswith("MUL_MAT"):
+            return bool(_FUSED.fullmatch(node.sources[0].name))
+        return node.op in _IN_ORDER and any(source.address in self._mixed for source in node.sources[:1])
 
 
 def _is_contiguous(node: Tensor) -> bool:
-    """Whether its values lie one after the other: llama.cpp joins the parts of no other tensor."""
+    """Whether its values lie one after the other, in any pass: llama.cpp joins the parts of no other tensor."""
     values, step = node.ggml.blocks(node.tensor.type)
     for size, found in zip(node.tensor.ne, node.tensor.nb, strict=True):
-        if size != 1 and found != step:
+        if found != step:
             return False
-        step *= size // values if values > 1 else size
-        values = 1
+        step, values = step * size // values, 1
     return True

@@ -9,9 +9,10 @@ import ctypes
 import math
 import socket
 from collections.abc import Sequence
+from functools import partial
 
 from llamadiff.ext.devices.partial_sums import TOGETHER, PartialSums
-from llamadiff.llamacpp.interface import SPLIT_LAYER, Device, Library, Loading
+from llamadiff.llamacpp.interface import SPLIT_LAYER, Device, Handle, Library, Loading
 from llamadiff.llamacpp.layout import Address, declare
 from llamadiff.llamacpp.request import CPU, HELPER, Request, Settings
 from llamadiff.system.errors import UserError
@@ -41,7 +42,7 @@ def place(library: Library, request: Request) -> Loading:
     if settings.split == TENSOR:
         _check_splits_tensors(request)
         library.named |= dict.fromkeys((f"{TOGETHER}{','.join(library.named)})", f"{TOGETHER})"), settings.device)
-        library.is_unread = PartialSums()
+        library.is_unread, library.prepare = PartialSums(), partial(_run_whole_graph, library)
     return Loading(
         settings.gpu_layers or ALL_LAYERS, settings.repack, devices=tuple(device.address for device in devices),
         split=_split_mode(library, settings.split, devices), parts=parts_of(settings.tensor_split, names),
@@ -89,6 +90,14 @@ def _check_splits_tensors(request: Request) -> None:
             f"split={TENSOR}: llama.cpp adds up the devices' parts of a product together with what comes next, so that "
             "no node can be looked at by itself; llamadiff compare judges the taps between"
         )
+
+
+def _run_whole_graph(library: Library, context: Handle) -> None:
+    """A pass in one go, and forgotten: several devices that are one get room for graphs as large as the first ones."""
+    library.is_unseen = True
+    library.decode(context, [0], [0], [0], [1])
+    library.is_unseen = False
+    library.lib.llama_memory_clear(library.lib.llama_get_memory(context), True)
 
 
 def _check_takes_layers(device: Device) -> None:
