@@ -21,7 +21,8 @@ BY_ROWS = re.compile(
     r"|output\.weight"
 )
 # Weights made of several, of each of which a device has some: what they give is put together in another order.
-_FUSED = re.compile(r"blk\.\d+\.(attn_qkv|ffn_gate_up(_exps)?|ffn_up(_exps)?)\.weight")  # up: with the gate, in some
+_FUSED = re.compile(r"blk\.\d+\.(attn_qkv|ffn_gate_up(_exps)?)\.weight")
+_UP = re.compile(r"blk\.\d+\.ffn_up\.weight")  # with the gate's rows too, in some
 _MOVES = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT"}
 # Ops that may be done before sums are added up; ADD, where both are part of one.
 _LINEAR = {*_MOVES, "MUL", "SCALE", "ADD", "ADD_ID"}
@@ -34,9 +35,13 @@ def is_split(weight: str) -> bool:
 
 
 class PartialSums:
-    """Asked about each node of a pass in its order: whether its values are not there yet, or cannot be read."""
+    """Asked about each node of a pass in its order: whether its values are not there yet, or cannot be read.
 
-    def __init__(self) -> None:
+    ``width``: rows of a gate; 0 where that is not known.
+    """
+
+    def __init__(self, width: int = 0) -> None:
+        self.width = width
         self._sums, self._mixed = set[int](), set[int]()  # tensors of which each device has a part, or out of order
 
     def __call__(self, node: Tensor) -> bool:
@@ -52,7 +57,10 @@ class PartialSums:
 
     def _is_mixed(self, node: Tensor) -> bool:
         if node.op.startswith("MUL_MAT"):
-            return bool(_FUSED.fullmatch(node.sources[0].name))
+            weight = node.sources[0]
+            return bool(_FUSED.fullmatch(weight.name)) or (
+                bool(_UP.fullmatch(weight.name)) and weight.shape[-2] != self.width
+            )
         return node.op in _IN_ORDER and any(source.address in self._mixed for source in node.sources[:1])
 
 

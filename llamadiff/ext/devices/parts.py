@@ -28,7 +28,7 @@ Op = tuple[str, str | None, tuple[str, ...]]  # its name, its weights' type, the
 
 @dataclass(frozen=True)
 class Part:
-    """What one device computed: its rows that were judged, and the layers that these are of.
+    """What one device computed: its rows, and the layers that these are of.
 
     ``shared``: it is what reads tensors that several devices hold, each some of their rows.
     """
@@ -40,6 +40,10 @@ class Part:
     @property
     def layers(self) -> list[int]:
         return sorted({row.layer for row in self.rows if row.layer is not None})
+
+    @property
+    def judged(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.local is not None)
 
     @property
     def wrong(self) -> tuple[Row, ...]:
@@ -60,7 +64,8 @@ class Part:
         """What a report in JSON has of it."""
         return {
             "device": self.device, "split": self.shared, "layers": self.layers, "beside": self.beside,
-            "judged": len(self.rows), "wrong": [row.tap for row in self.wrong], "taps": [row.tap for row in self.rows],
+            "judged": len(self.judged), "wrong": [row.tap for row in self.wrong],
+            "taps": [row.tap for row in self.rows],
         }  # fmt: skip
 
 
@@ -86,7 +91,7 @@ def parts_of(rows: Sequence[Row], producer: Mapping[str, Any]) -> list[Part]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         home = homes.get(row.tap) or homes.get(_name_of(row.tap))
-        if row.local is not None and home:
+        if home:
             found.setdefault(home + SPLIT * (home.startswith(TOGETHER) and _is_of_split(row)), []).append(row)
     return [_part(home, rows, words) for home, rows in found.items()]
 
@@ -121,21 +126,21 @@ def explain(parts: Sequence[Part]) -> tuple[str, str] | None:
     if not wrong or sum(bool(part.layers) for part in parts) < 2:
         return None
     if len(wrong) > 1:
-        counts = (f"{len(part.wrong)} of {len(part.rows)} {part.place}" for part in wrong)
+        counts = (f"{len(part.wrong)} of {len(part.judged)} {part.place}" for part in wrong)
         return "", f"wrong on more than one device: {'; '.join(counts)}"
     (part,) = wrong
     ops = {_op(row) for row in part.wrong}
     bad = replace(part, rows=part.wrong)
-    right = [each for each in parts if each is not part and not ops.isdisjoint(map(_op, each.rows))]
+    right = [each for each in parts if each is not part and not ops.isdisjoint(map(_op, each.judged))]
     if not right:
         return "", f"all that is wrong is {bad.place}; nothing else computed {_names(ops)}"
-    same = ops.intersection(_op(row) for each in right for row in each.rows)
+    same = ops.intersection(_op(row) for each in right for row in each.judged)
     others = "; ".join(_right_part(each, same) for each in right)
     return f", only {_short(part)}", f"wrong only {bad.place}: {_names(same)} {_is(same)} right {others}"
 
 
 def _right_part(part: Part, ops: set[Op]) -> str:
-    return replace(part, rows=tuple(row for row in part.rows if _op(row) in ops)).place
+    return replace(part, rows=tuple(row for row in part.judged if _op(row) in ops)).place
 
 
 def _short(part: Part) -> str:

@@ -29,6 +29,10 @@ _OF_BACKENDS = {  # name -> result, arguments
     "ggml_backend_reg_dev_count": (ctypes.c_size_t, Address),
     "ggml_backend_reg_dev_get": (Address, Address, ctypes.c_size_t),
 }
+_OF_MODELS = {
+    "llama_get_model": (Address, Address),
+    "llama_model_meta_val_str": (ctypes.c_int32, Address, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t),
+}
 
 
 def place(library: Library, request: Request) -> Loading:
@@ -42,7 +46,8 @@ def place(library: Library, request: Request) -> Loading:
     if settings.split == TENSOR:
         _check_splits_tensors(request)
         library.named |= dict.fromkeys((f"{TOGETHER}{','.join(library.named)})", f"{TOGETHER})"), settings.device)
-        library.is_unread, library.prepare = PartialSums(), partial(_run_whole_graph, library)
+        library.is_unread = sums = PartialSums()
+        library.prepare = partial(_prepare, library, sums)
     return Loading(
         settings.gpu_layers or ALL_LAYERS, settings.repack, devices=tuple(device.address for device in devices),
         split=_split_mode(library, settings.split, devices), parts=parts_of(settings.tensor_split, names),
@@ -92,12 +97,23 @@ def _check_splits_tensors(request: Request) -> None:
         )
 
 
-def _run_whole_graph(library: Library, context: Handle) -> None:
+def _prepare(library: Library, sums: PartialSums, context: Handle) -> None:
     """A pass in one go, and forgotten: several devices that are one get room for graphs as large as the first ones."""
+    sums.width = _gate_width(library, context)
     library.is_unseen = True
     library.decode(context, [0], [0], [0], [1])
     library.is_unseen = False
     library.lib.llama_memory_clear(library.lib.llama_get_memory(context), True)
+
+
+def _gate_width(library: Library, context: Handle) -> int:
+    """The rows of a gate of the feed-forward part, as the model's file states them; 0 where layers differ."""
+    lib, said = library.lib, ctypes.create_string_buffer(128)
+    declare(lib, _OF_MODELS, "llama.cpp")
+    model = lib.llama_get_model(context)
+    lib.llama_model_meta_val_str(model, b"general.architecture", said, len(said))
+    count = lib.llama_model_meta_val_str(model, said.value + b".feed_forward_length", said, len(said))
+    return int(said.value) if count > 0 and said.value.isdigit() else 0
 
 
 def _check_takes_layers(device: Device) -> None:

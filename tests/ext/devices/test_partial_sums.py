@@ -12,11 +12,11 @@ from llamadiff.ext.devices.partial_sums import PartialSums, is_split
 class Graph:
     """Nodes, each made of others or of weights, by name."""
 
-    def __init__(self):
-        self.made, self.sums = {}, PartialSums()
+    def __init__(self, width=0):
+        self.made, self.sums = {}, PartialSums(width)
 
     def weight(self, name):
-        return SimpleNamespace(name=name, address=name)
+        return SimpleNamespace(name=name, address=name, shape=(1, 1, 512, 4))
 
     def read(self, name, op, *sources, steps=(4, 16, 64, 64), sizes=(4, 4, 1, 1)):
         """Whether a node can be read."""
@@ -62,6 +62,11 @@ def test_what_a_fused_weight_gives_is_in_another_order(weight):
     assert not graph.read("q", "VIEW", "qkv")
     assert not graph.read("turned", "ROPE", "q", "positions")
     assert graph.read("attended", "FLASH_ATTN_EXT", "turned", "k", "v")
+
+
+@pytest.mark.parametrize(("width", "apart"), [(512, True), (256, False), (0, False)])
+def test_an_up_projection_may_hold_the_gate(width, apart):
+    assert Graph(width).read("up", "MUL_MAT", "blk.0.ffn_up.weight", "x") == apart
 
 
 def test_rows_that_do_not_lie_together_are_not_read_even_where_there_is_one():
