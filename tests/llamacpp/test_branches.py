@@ -29,6 +29,22 @@ def observer_of(ggml: Ggml, sent: list) -> Observer:
     return observer
 
 
+@pytest.mark.parametrize("on_device", [True, False])
+def test_what_is_on_its_way_to_a_device_is_awaited_before_a_node_is_told_of(on_device, ggml):
+    assert ggml.computed_flag in (0, 16)  # which declares what makes a graph
+    done: list = []
+    observer = observer_of(ggml, done)
+    observer.request.settings.on_device, observer.running = on_device, "context"
+    observer.lib = SimpleNamespace(llama_synchronize=done.append)
+    with ggml_context(ggml.lib) as context:
+        node = ggml.lib.ggml_scale(context, ggml.lib.ggml_new_tensor_4d(context, 0, 4, 1, 1, 1), 2.0)
+        ggml.lib.ggml_build_forward_expand(ggml.lib.ggml_new_graph(context), node)
+        assert observer._observe(node, True, None)
+    assert observer.failure is None
+    assert done[:-1] == ["context"] * on_device
+    assert "node" in done[-1]
+
+
 @pytest.mark.parametrize("flags", [True, False])
 def test_a_node_that_is_not_computed_is_not_looked_at(flags, ggml):
     if not ggml.computed_flag:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from llamadiff.ext.devices.partial_sums import TOGETHER, is_split
-from llamadiff.judge.verdict import WRONG
+from llamadiff.judge.verdict import WRONG, is_right
 from llamadiff.llamacpp.tensors import SPLIT
 from llamadiff.report.tables import Table
 from llamadiff.result.comparison import Comparison
@@ -46,6 +46,10 @@ class Part:
         return tuple(row for row in self.rows if row.local is not None)
 
     @property
+    def right(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.judged if is_right(row.verdict))
+
+    @property
     def wrong(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.verdict == WRONG)
 
@@ -79,7 +83,9 @@ def add_parts(result: Comparison) -> Comparison:
     more = {**result.more, DEVICES: [part.to_json() for part in parts]}
     if said is None:
         return replace(result, more=more)
-    return replace(result, more=more, headline=result.headline + said[0], proof=(said[1], *result.proof))
+    of_taps = all(check.verdict != WRONG for check in result.preflight)  # that is what the headline is about
+    headline = result.headline + said[0] * of_taps
+    return replace(result, more=more, headline=headline, proof=(said[1], *result.proof))
 
 
 def parts_of(rows: Sequence[Row], producer: Mapping[str, Any]) -> list[Part]:
@@ -131,16 +137,16 @@ def explain(parts: Sequence[Part]) -> tuple[str, str] | None:
     (part,) = wrong
     ops = {_op(row) for row in part.wrong}
     bad = replace(part, rows=part.wrong)
-    right = [each for each in parts if each is not part and not ops.isdisjoint(map(_op, each.judged))]
+    right = [each for each in parts if each is not part and not ops.isdisjoint(map(_op, each.right))]
     if not right:
         return "", f"all that is wrong is {bad.place}; nothing else computed {_names(ops)}"
-    same = ops.intersection(_op(row) for each in right for row in each.judged)
+    same = ops.intersection(_op(row) for each in right for row in each.right)
     others = "; ".join(_right_part(each, same) for each in right)
     return f", only {_short(part)}", f"wrong only {bad.place}: {_names(same)} {_is(same)} right {others}"
 
 
 def _right_part(part: Part, ops: set[Op]) -> str:
-    return replace(part, rows=tuple(row for row in part.judged if _op(row) in ops)).place
+    return replace(part, rows=tuple(row for row in part.right if _op(row) in ops)).place
 
 
 def _short(part: Part) -> str:

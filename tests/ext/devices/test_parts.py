@@ -9,7 +9,7 @@ import pytest
 
 from llamadiff.ext.devices.parts import Part, explain, parts_of, parts_table
 from llamadiff.judge.finding import Local
-from llamadiff.judge.verdict import NODES, of_node
+from llamadiff.judge.verdict import NODES, of_node, of_unjudged
 from llamadiff.result.rows import blank
 
 
@@ -60,6 +60,12 @@ def test_wrong_on_both_is_of_no_device():
     end, clause = explain(parts_of(rows(wrong=(1, 2, 3)), PRODUCER))
     assert end == ""
     assert clause == "wrong on more than one device: 1 of 2 on rpc:a:1, layers 0, 1; 2 of 2 on rpc:b:2, layers 2, 3"
+
+
+def test_what_could_not_be_judged_is_not_called_right():
+    found = [*rows()[:1], replace(row("ffn_out-0", 0), verdict=of_unjudged()), row("ffn_out-2", 2, wrong=True)]
+    end, clause = explain(parts_of(found, PRODUCER))
+    assert (end, clause) == ("", "all that is wrong is on rpc:b:2, layer 2; nothing else computed MUL_MAT by F16")
 
 
 @pytest.mark.parametrize("other", [{"op": "ADD"}, {"kind": "Q4_K"}, {"span": ("ffn_gate-2",)}])

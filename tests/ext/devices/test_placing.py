@@ -109,3 +109,14 @@ def test_parts_as_they_are():
 def test_no_device_is_asked_for_where_none_is_named(monkeypatch):
     monkeypatch.setattr(placing, "find_device", None)
     assert placed("gpu_layers=0") == Loading()
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [("nowhere", "expected rpc:HOST:PORT"), ("host:port", "expected rpc:"), ("127.0.0.1:1", "nothing answers there (")],
+)
+def test_a_server_that_is_not_there(server, said):
+    """llama.cpp would abort."""
+    with pytest.raises(UserError) as caught:
+        placing._check_answers(server)
+    assert said in str(caught.value)

@@ -146,7 +146,22 @@ def test_what_llama_cpp_cannot_do_is_refused(ask, server, deep):
     assert "has no tensors that are split by rows" in ask("backend", deep, f"{both},split=row")[1]
     assert "no node can be looked at by itself" in ask("backend", deep, f"{both},{SPLIT}")[1]
     code, said = ask("compare", deep, f"{both},tensor_split=1")
+    assert "1 parts for 2 devices" in said
     assert (code, said.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("devices", ["Vulkan0/CPU", "CPU/Vulkan0"])
+def test_what_comes_from_another_device_is_there_before_it_is_read(devices, deep, monkeypatch):
+    """Where all devices may compute at once, a copy may be on its way when the node that reads it is asked about."""
+    folder = made().get("vulkan", " not made yet: make backends PARTS=vulkan")
+    if folder[0] == " ":
+        pytest.skip(folder.strip())
+    monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "0")
+    words = ("--llama-cpp", folder, "--llama-cpp", f"device={devices},tensor_split=1/1", "-o", "json:-")
+    done = run("backend", deep, *TOKENS, *words)
+    assert done.returncode == 0, done.stdout
+    parts = {part["device"]: part["layers"] for part in json.loads(done.stdout)["devices"]}
+    assert parts == dict(zip(devices.split("/"), ([0, 1, 2, 3], [4, 5]), strict=True))
 
 
 def test_two_devices_are_a_right_variant(server, deep, part):
