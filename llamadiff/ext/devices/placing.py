@@ -90,6 +90,11 @@ def _check_splits_tensors(request: Request) -> None:
     """Raise UserError for a run that llama.cpp cannot do with tensors split over devices, or not be watched in."""
     if not request.settings.flash_attn:
         raise UserError(f"split={TENSOR}: llama.cpp wants flash attention with it; add flash_attn=on")
+    if not request.way.callback:
+        raise UserError(
+            f"split={TENSOR}: sums are added in an order of their own, so that logits alone show nothing; leave out "
+            "callback=off"
+        )
     if request.nodes or request.graph is not None or request.keep_graph:
         raise UserError(
             f"split={TENSOR}: llama.cpp adds up the devices' parts of a product together with what comes next, so that "

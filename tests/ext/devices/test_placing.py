@@ -10,7 +10,7 @@ from llamadiff import UserError
 from llamadiff.ext.devices import placing
 from llamadiff.ext.devices.placing import ALL_LAYERS, TENSOR, parts_of, place
 from llamadiff.llamacpp.interface import Device, Loading
-from llamadiff.llamacpp.request import CPU, GPU, HELPER, Request
+from llamadiff.llamacpp.request import CPU, GPU, HELPER, Request, Way
 from llamadiff.llamacpp.settings_words import settings_of
 
 NAMES = ["G0", "G1"]
@@ -93,6 +93,11 @@ def test_another_llama_cpp_has_less():
 def test_nodes_of_split_tensors_are_not_looked_at(asked):
     with pytest.raises(UserError, match="no node can be looked at by itself; llamadiff compare judges the taps"):
         placed("device=G0/G1,split=tensor,flash_attn=on", **asked)
+
+
+def test_logits_alone_are_not_asked_of_split_tensors():
+    with pytest.raises(UserError, match="logits alone show nothing; leave out callback=off"):
+        placed("device=G0/G1,split=tensor,flash_attn=on", way=Way(callback=False))
 
 
 @pytest.mark.parametrize("parts", ["0/0", "-1/2", "nan/1", "inf/1", "1e30/1", "a/b", "/", "1//2", "3:1"])

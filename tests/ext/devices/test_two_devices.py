@@ -164,8 +164,12 @@ def test_what_comes_from_another_device_is_there_before_it_is_read(devices, deep
     assert parts == dict(zip(devices.split("/"), ([0, 1, 2, 3], [4, 5]), strict=True))
 
 
-def test_two_devices_are_a_right_variant(server, deep, part):
-    name = f"device={server('a')}/{server('b')},tensor_split=1/1"
-    done = run("variants", deep, "--tokens", "1,17,5,40", "--llama-cpp", part, "--only", name, "-o", "json:-")
+@pytest.mark.parametrize("on_device", [True, False])
+@pytest.mark.parametrize("more", ["tensor_split=1/1", SPLIT])
+def test_two_devices_are_a_right_variant(on_device, more, server, deep, part):
+    before = ("--llama-cpp", f"device={server('a')}") if on_device else ()
+    words = ("--llama-cpp", part, *before, "--only", f"device={server('a')}/{server('b')},{more}")
+    done = run("variants", deep, "--tokens", "1,17,5,40", *words, "-o", "json:-")
     _, found = json.loads(done.stdout)["variants"]
     assert (found["verdict"], found["wrong"], found["top1_agree"]) == ("match", [], True)
+    assert found["judged"] > 50
