@@ -14,6 +14,7 @@ from llamadiff.llamacpp import interface, session
 from llamadiff.llamacpp.doctor import baseline_on
 from llamadiff.llamacpp.interface import Loading
 from llamadiff.llamacpp.request import CPU, GPU, HELPER, Request, Settings
+from llamadiff.llamacpp.tensors import Ggml, Tensor
 
 CHOOSES, LIST = 1, 2  # llama.cpp chooses among all devices; a list, of so many more than this
 # layers, devices and their parts -> devices, how they share the layers, the first parts
@@ -96,3 +97,44 @@ def test_without_the_slice_that_places_layers_they_are_where_they_were():
     ):
         with pytest.raises(UserError, match="the slice that says where layers are is missing; leave them out"):
             session.load(library, Request("m.gguf", settings=settings))
+
+
+# a buffer's memory: is it the host's, its device, its type, the device's own type -> whose it is said to be
+HOMES = {
+    "no buffer": (None, "CPU"), "CPU of most versions": ((True, 0, "CPU", 0), "CPU"),
+    "a GPU": ((False, 7, "CUDA0", 70), "device 7"), "the host's memory of a GPU": ((True, 7, "CUDA_Host", 70), "CPU"),
+    "a GPU with the host's memory": ((True, 7, "Metal", 1), "device 7"),
+    "shared": ((False, 7, "CUDA_Split", 70), "CUDA_Split"),
+    "of nobody": ((False, 0, "old", 0), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("buffer", "home"), HOMES.values(), ids=HOMES)
+def test_whose_memory_a_buffer_is(buffer, home):
+    in_host, device, kind, own = buffer or (True, 0, "", 0)
+    ggml = Ggml.__new__(Ggml)
+    ggml.knows_owners = True
+    ggml.lib = SimpleNamespace(
+        ggml_backend_buffer_is_host=lambda buffer: in_host,
+        ggml_backend_buffer_get_type=lambda buffer: 1,
+        ggml_backend_buft_get_device=lambda kind: device or None,
+        ggml_backend_buft_name=lambda buffer: kind.encode(),
+        ggml_backend_dev_buffer_type=lambda device: own,
+        ggml_backend_dev_name=lambda device: f"device {device}".encode(),
+    )
+    assert ggml.home(buffer) == home
+    ggml.knows_owners = False
+    assert ggml.home(buffer) == ("CPU" if in_host else "")
+
+
+def test_a_node_is_of_a_split_tensor_if_it_reads_one():
+    ggml = SimpleNamespace(home=lambda buffer: buffer)
+
+    def node(home, *sources):
+        tensor = SimpleNamespace(buffer=home, src=[], view_src=None)
+        made = Tensor(ggml, tensor)
+        made.__dict__["sources"], made.__dict__["op"] = sources, "MUL_MAT"
+        return made
+
+    assert node("CUDA0", node("CUDA_Split"), node("CUDA0")).device == "CUDA0_Split"
+    assert node("CUDA0", node("CUDA0"), node("CUDA0")).device == "CUDA0"
