@@ -23,7 +23,7 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "llamacpp": (
         "llama.cpp's process: what it is asked, what it tells, who reads that.",
-        ("blocks", "capture", "child", "dequantize", "devices", "doctor", "installed", "interface", "layout", "library",
+        ("blocks", "capture", "child", "dequantize", "doctor", "installed", "interface", "layout", "library",
          "observer", "passes", "probes", "quantizing", "readers", "request", "sent_tensor", "session", "settings_words",
          "steps", "tap_names", "tensor_transport", "tensors"),
     ),

@@ -64,6 +64,7 @@ class Slice:
     library = ""  # ``module:name`` of what loads a build of llama.cpp, in the process that runs it
     listener = ""  # ``module:name`` of what tells of the inputs of llama.cpp's passes (llamacpp/passes.py)
     adapter = ""  # and of what applies an adapter to a context there (llamacpp/session.py)
+    placing = ""  # and of what says where layers are (llamacpp/session.py)
     pytest_plugin = ""  # the module that pytest loads beside ``pytest_plugin.py``
     node_arithmetics = ""  # ``module:name`` of how nodes of a run are computed again (ext/graph/node_checker.py)
     recorder = ""  # ``module:name`` of what records a PyTorch model (torch.py)
@@ -201,6 +202,10 @@ class Slice:
     def closeup(self, recorded: Rows, right: Rows, axes: Sequence[str], index: Sequence[int]) -> object:
         """What a format shows of a tensor against what is right, around the worst place."""
         return None
+
+    def add_to(self, result: Comparison) -> Comparison:
+        """A result, with what the slice says of it, in its proof or in ``Comparison.more``."""
+        return result
 
     def normal(self, result: Comparison) -> Normal | None:
         """Whether the layers' outputs are the model's own, or the code's."""

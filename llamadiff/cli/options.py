@@ -131,7 +131,7 @@ LlamaCpp = Annotated[
     _option(
         "--llama-cpp", LLAMA_CPP, "DIR|KEY=VALUE,...",
         "A build or an install of it, instead of llama-cpp-python's, and how it runs: kv=q8_0, flash_attn=on, "
-        "gpu_layers=N, device=NAME (device=list prints them; rpc:HOST:PORT too), repack=on, threads=N, lora=FILE; "
+        "gpu_layers=N, device=NAME/NAME (device=list prints them; rpc:HOST:PORT too), repack=on, threads=N, lora=FILE; "
         "runner=CMD starts the Python that it runs in. Repeatable; LLAMADIFF_LLAMA_CPP stands for it.",
     ),
 ]  # fmt: skip

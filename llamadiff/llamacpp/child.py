@@ -13,7 +13,7 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from subprocess import PIPE
 from threading import Lock, Timer
 from typing import IO, Any
@@ -150,7 +150,7 @@ class Child:
 
     def ahead(self, request: Request) -> None:
         """Have the model loaded that a request will ask for: meanwhile this process reads the file itself."""
-        self.tell(ahead=request.to_json())
+        self.tell(ahead=_sent(request))
 
     def tell(self, **words: Any) -> None:
         """Say something while it serves a request; from any thread. A child that died does not hear it."""
@@ -191,7 +191,7 @@ class Child:
         child, answers, self._is_idle = self._process, dict[str, Any](), False
         assert child.stdout is not None
         try:
-            self.tell(**request.to_json())  # where it died, its last words are still to be read
+            self.tell(**_sent(request))  # where it died, its last words are still to be read
             while self.meanwhile:
                 self.meanwhile.pop(0)()
             while line := child.stdout.readline():
@@ -249,6 +249,11 @@ class Child:
         if self._map is None or len(self._map) < place + size:
             self._map = mmap.mmap(self._running.shared.fileno(), 0, access=mmap.ACCESS_READ)
         return memoryview(self._map)[place : place + size]
+
+
+def _sent(request: Request) -> dict[str, Any]:
+    """A request, with what a slice does for it there."""
+    return replace(request, placing=plugins.ask_first(lambda each: each.placing) or "").to_json()
 
 
 def _refusal(answers: dict[str, Any], log: str) -> UserError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from llamadiff.llamacpp.interface import OBSERVE, Handle, Ids, Library, Loading, Observe, Room
+from llamadiff.llamacpp.interface import MOST_PARTS, OBSERVE, Handle, Ids, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address, tensor_structure
 from llamadiff.llamacpp.library import set_fields
 
@@ -23,9 +23,13 @@ class Installed(Library):
     def load(self, path: bytes, loading: Loading) -> Handle:
         params = self.api.llama_model_default_params()
         set_fields(params, n_gpu_layers=loading.layers, use_extra_bufts=loading.repack, vocab_only=loading.vocab_only)
-        if loading.device is not None or not loading.layers:  # no list would be all GPUs, whatever has layers there
-            self.chosen = (ctypes.c_void_p * 2)(loading.device, None)  # kept while the model is loaded
-            set_fields(params, devices=ctypes.cast(self.chosen, ctypes.c_void_p))
+        if loading.devices or not loading.layers:  # no list would be all GPUs, whatever has layers there
+            self.chosen = (ctypes.c_void_p * (1 + len(loading.devices)))(*loading.devices)  # kept while it is loaded
+            set_fields(params, devices=ctypes.cast(self.chosen, ctypes.c_void_p), split_mode=loading.split)
+        if loading.parts:
+            self.parts = (ctypes.c_float * MOST_PARTS)(*loading.parts)
+            kind = dict(params._fields_).get("tensor_split", Address)
+            set_fields(params, tensor_split=ctypes.cast(self.parts, kind))
         return self.api.llama_model_load_from_file(path, params)
 
     def context(self, model: Handle, room: Room, observe: Observe | None) -> Handle:

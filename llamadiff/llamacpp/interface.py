@@ -26,6 +26,8 @@ Ids = Sequence[int]
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, Address)
 OBSERVE = ctypes.CFUNCTYPE(ctypes.c_bool, Address, ctypes.c_bool, Address)  # ggml_backend_sched_eval_callback
 ABORT = ctypes.CFUNCTYPE(ctypes.c_bool, Address)  # ggml_abort_callback
+SPLIT_LAYER = 1  # LLAMA_SPLIT_MODE_LAYER
+MOST_PARTS = 256  # numbers in a tensor_split: llama.cpp reads as many as it can have devices
 Observe = Callable[[Any, bool, Any], bool]
 _INT, _FLAG, _TEXT = ctypes.c_int32, ctypes.c_bool, ctypes.c_char_p
 
@@ -59,6 +61,7 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments; llama
     "llama_free": (None, Address),
     "llama_model_free": (None, Address),
     "llama_set_abort_callback": (None, Address, ABORT, Address),
+    "llama_synchronize": (None, Address),
     "ggml_backend_dev_count": (ctypes.c_size_t,),
     "ggml_backend_dev_get": (Address, ctypes.c_size_t),
     "ggml_backend_dev_name": (_TEXT, Address),
@@ -75,14 +78,16 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # name -> result, arguments; llama
 class Loading:
     """How a model is loaded. ``layers`` are put on a GPU.
 
-    ``device``: the address of the one that takes its layers; None: where there are layers for a GPU llama.cpp chooses,
-    and else no GPU is so much as opened.
+    ``devices``: the addresses of those that take its layers; empty: where there are layers for a GPU llama.cpp chooses,
+    and else no GPU is so much as opened. ``split``: llama.h's number of how they share it, each in what ``parts``.
     """
 
     layers: int = 0
     repack: bool = False
     vocab_only: bool = False
-    device: int | None = None
+    devices: tuple[int, ...] = ()
+    split: int = SPLIT_LAYER
+    parts: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,14 +122,18 @@ class Device:
 class Library(ABC):
     """llama.cpp and its ggml. ``lib`` has the functions of both; ``name`` says whose they are.
 
-    ``is_tried``: something is that it may refuse, and what it says of that is no error.
+    ``is_tried``: something is that it may refuse, and what it says of that is no error. ``named``: the user's words for
+    devices, by llama.cpp's. ``is_unread``: whether a node of a pass, asked in its order, has no values for now;
+    ``prepare``: what is done to a context before it is used, where nobody looks (``is_unseen``).
     """
 
-    is_tried = False
+    is_tried = is_unseen = False
+    is_unread: Callable[[Any], bool] = staticmethod(lambda node: False)
+    prepare: Callable[[Handle], None] = staticmethod(lambda context: None)
 
     def __init__(self, lib: Any, name: str) -> None:
         """Raises UserError for a library that lacks a function, which is named."""
-        self.lib, self.name = lib, name
+        self.lib, self.name, self.named = lib, name, dict[str, str]()
         declare(lib, FUNCTIONS, "llama.cpp")
 
     @cached_property

@@ -127,7 +127,7 @@ class Observer:
             "threads": self.threads, "remembers": self.remembers,
             "window": ask_model(self.lib, WINDOW, self.model) if hasattr(self.lib, WINDOW) else None,
             "parts": self._parts(0, self.total), "version": self.library.version(), "build": self.library.flags(),
-            **self.library.rounding(), **self.library.machine(), "instead": self.instead,
+            **self.library.rounding(), **self.library.machine(), "instead": self.instead, "named": self.library.named,
         }})  # fmt: skip
 
     def _structure_alone(self) -> None:
@@ -254,6 +254,7 @@ class Observer:
         self, context: Handle, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]
     ) -> None:
         """One call of llama_decode. Raises UserError if it fails, and what went wrong meanwhile."""
+        self.running = context
         code = self.library.decode(context, tokens, positions, sequences, self._with_logits(len(tokens)))
         if self.failure is not None:
             raise self.failure
@@ -279,13 +280,15 @@ class Observer:
 
     def _observe(self, pointer: Any, ask: bool, _: Any) -> bool:
         """The eval callback: asked for every node before it runs, and called with those it wanted after."""
-        if self.telling == NOTHING or self.is_like_another:
+        if self.telling == NOTHING or self.is_like_another or self.library.is_unseen:
             return False
         try:
             node = self.ggml.node(pointer)
             if not self.ggml.is_computed(node):
                 return False
             if ask:
+                if self.request.settings.on_device:
+                    self.lib.llama_synchronize(self.running)  # what comes from another device may be on its way
                 self._note_pass(node)
                 weights = (each.name for each in node.sources if each.op == "NONE")
                 self.weights_read.update(name for name in weights if name.endswith(WEIGHT_ENDINGS))
@@ -310,6 +313,8 @@ class Observer:
     def _ask(self, node: Tensor) -> bool:
         """Whether its value is wanted; what it is, and what it reads, is told before it runs."""
         self.place += 1
+        if self.library.is_unread(node):
+            return False
         if self.telling == TAPS:
             name = self._tap_of(node)
             alone = self.request.settings.on_device  # no kernel of several nodes runs where any of them is looked at

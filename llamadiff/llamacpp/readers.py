@@ -27,7 +27,7 @@ from llamadiff.llamacpp.steps import DECODE, Step
 from llamadiff.numerics.cpu import UNKNOWN
 from llamadiff.trace import taps
 from llamadiff.trace.hashing import model_sha256
-from llamadiff.trace.metadata import INPUTS, UNSURE_INPUTS, Info
+from llamadiff.trace.metadata import DEVICES, INPUTS, NAMED, UNSURE_INPUTS, Info
 from llamadiff.trace.writer import TAP_ROOM, TraceWriter
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class RunReader:
         self.began: Mapping[str, Any] = {}
         self.ended: Mapping[str, Any] = {}
         self.rows = self.start = 0
+        self.devices: dict[str, str] = {}  # tap, or node -> what computes it
         self.passes: list[int] = []  # how many tokens were run at a time, one step after the other
         self.sha256 = _hash_of(request.files or (request.model,))
         self.adapter = _hash_of((request.settings.lora,)) if request.settings.lora else None
@@ -123,6 +124,9 @@ class RunReader:
         ended = {"weights_read": self.ended["weights_read"]}
         found = {INPUTS: self.inputs.faults, UNSURE_INPUTS: self.inputs.unsure}
         ended |= {where: faults for where, faults in found.items() if faults}
+        if len(devices := set(self.devices.values())) > 1 or self.began.get("named"):
+            parts = {device: [name for name, on in self.devices.items() if on == device] for device in sorted(devices)}
+            ended |= {DEVICES: parts, NAMED: self.began.get("named", {})}
         model = {**begun.model, "sha256": self.sha256.result()}
         batches = tuple(self.passes) if self.request.way.steps else begun.batches
         return replace(
@@ -199,6 +203,7 @@ class TapReader(RunReader):
 
     def _tap(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         name, values = answer["tap"], tap_values(self, answer, data)
+        self.devices[name] = answer["node"].get("device", "")
         tap = taps.parse(name)
         assert tap is not None
         self.writer.add(name, values, tap.row_axis, whole_shape(tap, values, self.total), answer["start"])

@@ -22,7 +22,8 @@ TOKENIZING = "tokenizing the prompt"  # what llama.cpp is said to do meanwhile: 
 class Settings:
     """How llama.cpp is run. These defaults make a baseline; llama.cpp's own do not (other kernels, hidden ops).
 
-    ``llama_cpp``: the directory of a build or an install (empty: llama-cpp-python's); ``device``: where its layers are;
+    ``llama_cpp``: the directory of a build or an install (empty: llama-cpp-python's); ``device``: where its layers are,
+    or several, with a / between, among which they are ``split`` in parts as ``tensor_split`` says, 3/1 (ext/devices);
     ``runner``: the words that start the Python in which it runs (empty: this one). ``lora``: the file of an adapter,
     which is applied with ``lora_scale``.
     """
@@ -35,6 +36,8 @@ class Settings:
     threads: int = 0
     llama_cpp: str = ""
     device: str = ""
+    split: str = ""
+    tensor_split: str = ""
     lora: str = ""
     lora_scale: float = 1.0
     runner: str = field(default_factory=lambda: os.environ.get(RUNNER, ""))
@@ -60,9 +63,7 @@ class Settings:
         del said["llama_cpp"], said["runner"]
         if not self.lora:
             del said["lora"], said["lora_scale"]
-        if not self.device:
-            del said["device"]
-        return said
+        return {name: value for name, value in said.items() if value or name not in ("device", "split", "tensor_split")}
 
     @classmethod
     def from_stated(cls, said: object, whole: bool = False) -> Settings:
@@ -126,8 +127,9 @@ class Request:
     are run at a time (0: all), and ``most`` windows at most (0: all).
     ``weights``: names of the file's tensors, whose values nobody wants to be told; ``alone``: nothing else needs a core
     meanwhile; ``data``: bytes for an errand, in base64. ``pooled``: the text is embedded, with the model's pooling.
-    ``listener``: what tells of the inputs of passes (passes.py); ``adapter``: what applies one. ``scales_queries``:
-    whether scores are made of Q that has the attention scale, where known: others are another thing, and not told.
+    ``listener``: what tells of the inputs of passes (passes.py); ``adapter``: what applies one; ``placing``: what says
+    where layers are. ``scales_queries``: whether scores are made of Q that has the attention scale, where known: others
+    are another thing, and not told.
     ``rows``: words for the tokens that are told of (ext/rows/choose.py), and of all tokens the taps ``everywhere``.
     """
 
@@ -166,6 +168,7 @@ class Request:
     pooled: bool = False
     listener: str = ""
     adapter: str = ""
+    placing: str = ""
     scales_queries: bool | None = None
     rows: str = ""
     everywhere: tuple[str, ...] = ()

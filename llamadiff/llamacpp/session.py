@@ -8,14 +8,12 @@ from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any
 
-from llamadiff.llamacpp.devices import find_device
 from llamadiff.llamacpp.interface import LOG, Handle, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address
-from llamadiff.llamacpp.request import CPU, HELPER, Request
+from llamadiff.llamacpp.request import Request
 from llamadiff.llamacpp.steps import SHIFT
 from llamadiff.system.errors import UnrunnableError, UserError
 
-ALL_LAYERS = 9999  # more than any model has
 ROTATION = "LLAMA_ATTN_ROT_DISABLE"  # in the environment
 ASKED = os.environ.get(ROTATION)  # before anything is set
 LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
@@ -60,22 +58,11 @@ class Loaded:
 def load(library: Library, request: Request) -> Handle:
     """The model file in llama.cpp, with the request's settings. Raises UserError if llama.cpp cannot load it."""
     library.lib.llama_backend_init()
-    settings = request.settings
-    device = find_device(library, settings.device) if settings.device else None
-    if device is not None and device.kind == HELPER:
-        raise UserError(
-            f"device={device.name}: has no memory for layers; llama.cpp asks it of itself for what runs on the CPU, so "
-            "leave it out, or give device=CPU"
-        )
-    if device is not None and device.kind == CPU:  # which is where it runs what is on no other device
-        settings, device = replace(settings, gpu_layers=0), None
-    if settings.gpu_layers and not library.lib.llama_supports_gpu_offload():
-        raise UserError(
-            f"gpu_layers={settings.gpu_layers}: this llama.cpp was built without a GPU backend, or finds no GPU; "
-            "leave it out, or build llama-cpp-python for your GPU (CMAKE_ARGS=-DGGML_CUDA=on)"
-        )
-    address = device.address if device is not None else None
-    loading = Loading(settings.gpu_layers or (ALL_LAYERS if address else 0), settings.repack, device=address)
+    settings, loading = request.settings, Loading(repack=request.settings.repack)
+    if settings.gpu_layers or settings.device or settings.split or settings.tensor_split:
+        if not request.placing:
+            raise UserError("device=, gpu_layers=: the slice that says where layers are is missing; leave them out")
+        loading = resolve_name(request.placing)(library, request)
     model = library.load(os.fsencode(request.model), loading)
     if not model:
         raise UnrunnableError(f"{request.model}: llama.cpp cannot load the model")
@@ -102,6 +89,7 @@ def made_context(
     context = library.context(model, room, observe)
     if not context:
         raise UserError(f"{request.model}: llama.cpp cannot make a context with these settings")
+    library.prepare(context)
     if request.settings.lora:
         resolve_name(request.adapter)(library, model, context, request.settings)
     return context

@@ -18,7 +18,7 @@ _SCALED = re.compile(r"(.*):(-?[0-9]{1,15}(?:\.[0-9]{1,15})?(?:e[+-]?[0-9]{1,2})
 WORDS = {  # settings worth a word, and the value of each that is not
     "type_k": ("F32", "K cache {}"), "type_v": ("F32", "V cache {}"), "flash_attn": ("False", "flash attention"),
     "repack": ("False", "repacked weights"), "gpu_layers": ("0", "{} layers on the GPU"),
-    "device": ("", "layers on {}"),
+    "device": ("", "layers on {}"), "split": ("", "split by {}"), "tensor_split": ("", "in parts of {}"),
 }  # fmt: skip
 Changes = Mapping[str, Any]  # of fields of Settings; a slice has more
 
@@ -105,6 +105,7 @@ SETTINGS: Mapping[str, Callable[[str], Changes]] = {
     "kv": _types_reader("type_k", "type_v"), "type_k": _types_reader("type_k"), "type_v": _types_reader("type_v"),
     "flash_attn": flag_reader("flash_attn"), "repack": flag_reader("repack"),
     "threads": count_reader("threads", 0, 512), "gpu_layers": count_reader("gpu_layers", 0, 9999),
-    "device": lambda name: {"device": name}, "dir": _folder,
+    "device": lambda names: {"device": names}, "split": lambda way: {"split": way.lower()},
+    "tensor_split": lambda parts: {"tensor_split": parts}, "dir": _folder,
     "lora": _adapter, "runner": lambda words: {"runner": words},
 }  # fmt: skip

@@ -33,9 +33,14 @@ _GRAPH_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "ggml_build_forward_expand": (None, Address, Address),
 }
 
-_TO_DEVICE = ("ggml_backend_buffer_get_type", "ggml_backend_buft_get_device")  # from a buffer to what computes in it
+_OF_BUFFERS = {  # name -> result, arguments; not of every version
+    "ggml_backend_buffer_get_type": (Address, Address), "ggml_backend_buft_get_device": (Address, Address),
+    "ggml_backend_buft_name": (ctypes.c_char_p, Address), "ggml_backend_dev_name": (ctypes.c_char_p, Address),
+    "ggml_backend_dev_buffer_type": (Address, Address),
+}  # fmt: skip
 _KINDS = {0: CPU, 1: GPU, 3: HELPER}  # of GGML_BACKEND_DEVICE_TYPE_x; 2 was ACCEL, and is IGPU since
 HOST, DEVICE, HIDDEN = "host", "device", "hidden"  # where values are
+SPLIT = "_Split"  # ends the names of buffers whose tensors several devices share, each some rows
 
 
 class Ggml:
@@ -45,6 +50,8 @@ class Ggml:
         """Of llama-cpp-python, unless another ``lib`` and its tensors' ``structure`` are given."""
         self.lib = load("ggml-base") if lib is None else lib
         declare(self.lib, _FUNCTIONS)
+        self.knows_owners = all(hasattr(self.lib, name) for name in _OF_BUFFERS)
+        declare(self.lib, _OF_BUFFERS if self.knows_owners else {})
         self.structure = tensor_structure(self.lib) if structure is None else structure
         self._pointer = ctypes.POINTER(self.structure)
 
@@ -79,13 +86,28 @@ class Ggml:
         """Where a buffer's values are. HIDDEN: in a form of the CPU's own (repacked); without an answer, DEVICE."""
         if not buffer or self.lib.ggml_backend_buffer_is_host(buffer):
             return HOST
-        for name in _TO_DEVICE:
-            function = getattr(self.lib, name, None)
-            if function is None or not buffer:
-                return DEVICE
-            function.restype, function.argtypes = Address, [Address]
-            buffer = function(buffer)
-        return HIDDEN if buffer and kind_of(self.lib, Address(buffer)) == CPU else DEVICE
+        _, device = self._owner(buffer)
+        return HIDDEN if device and kind_of(self.lib, device) == CPU else DEVICE
+
+    def home(self, buffer: Any) -> str:
+        """The name of the device in whose memory a buffer is, or of a memory that several share; "" where none is said.
+
+        Devices have memory on the host, too, in which the CPU computes.
+        """
+        (kind, device), lib = self._owner(buffer), self.lib
+        is_host = not buffer or bool(lib.ggml_backend_buffer_is_host(buffer))
+        if not device or (is_host and lib.ggml_backend_dev_buffer_type(device) != kind):
+            return CPU if is_host else ""
+        name = lib.ggml_backend_buft_name(kind) or b""
+        name = name if name.endswith(SPLIT.encode()) else lib.ggml_backend_dev_name(device) or b""
+        return str(name.decode("utf-8", "replace"))
+
+    def _owner(self, buffer: Any) -> tuple[Any, Any]:
+        """The type of a buffer, and the device that it is of; None where this ggml does not say."""
+        if not buffer or not self.knows_owners:
+            return None, None
+        kind = self.lib.ggml_backend_buffer_get_type(buffer)
+        return kind, self.lib.ggml_backend_buft_get_device(kind) or None
 
     @cached_property
     def computed_flag(self) -> int:
@@ -217,6 +239,12 @@ class Tensor:
         return self.ggml.where(self.tensor.buffer)
 
     @property
+    def device(self) -> str:
+        """The device that computes it, by name, and whether it reads a tensor that several share."""
+        shared = any(self.ggml.home(source.tensor.buffer).endswith(SPLIT) for source in self.sources)
+        return self.ggml.home(self.tensor.buffer) + SPLIT * shared
+
+    @property
     def reach(self) -> int:
         """How many bytes there are between the beginning of its first value, or block, and the end of its last."""
         sizes, steps = list(self.tensor.ne), list(self.tensor.nb)
@@ -241,17 +269,18 @@ class Tensor:
 
     @property
     def _words(self) -> Words:
-        return Words(self.op, self.type, self.memory, self.where)
+        return Words(self.op, self.type, self.memory, self.where, self.device)
 
 
 @dataclass(frozen=True)
 class Words:
-    """What ggml's functions say of a tensor: its op, its type, how many bytes it has, and ``where`` these are."""
+    """What ggml's functions say of a tensor: its op, its type, how many bytes it has, ``where`` and on which device."""
 
     op: str
     type: str
     memory: int
     where: str
+    device: str = ""
 
 
 def describe(tensor: Any, at: int, words: Words) -> dict[str, Any]:
@@ -260,6 +289,7 @@ def describe(tensor: Any, at: int, words: Words) -> dict[str, Any]:
     return {
         "at": at, "name": bytes(tensor.name).decode("utf-8", "replace"), "op": words.op, "type": words.type,
         "ne": list(tensor.ne), "nb": list(tensor.nb), "memory": words.memory, "where": words.where,
+        "device": words.device,
         "view": None if base is None else [base, tensor.view_offs],
     }  # fmt: skip
 

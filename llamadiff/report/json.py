@@ -30,7 +30,7 @@ ENTRIES = (
     "diagnosis", "repairs", "model", "tokens", "n_prefill", "batches", "parting", "prompt", "baseline", "candidate",
     "taps", "missing", "extra", "found_map", "coverage", "logits", "positions", "provenance", "only_baseline_read",
     "only_engine_read", "preflight", "arithmetics", "profile", "decoding", "free_tokens", "by_sketch", "engine",
-    "manner", "next_steps", "loss", "normal", "timing",
+    "manner", "next_steps", "loss", "devices", "normal", "timing",
 )  # fmt: skip
 _OF_LOGITS = (
     "kl", "top1_agree", "margin", "agreeing", "rows", "after", "not_finite", "top", "candidate_top", "expected",
@@ -98,7 +98,7 @@ def to_object(comparison: Comparison, about: About = NOBODY, full: bool = False)
         "tokens": [{"id": token, "text": text} for token, text in c.tokens],
         "taps": [_row(row, full) for row in c.rows],
         "logits": c.logits and {name: getattr(c.logits, name) for name in _OF_LOGITS}, "provenance": provenance(c),
-        "loss": c.more.get("loss"),
+        "loss": c.more.get("loss"), "devices": c.more.get("devices"),
     }  # fmt: skip
     cleaned: dict[str, Any] = finite({name: made[name] if name in made else getattr(c, name) for name in ENTRIES})
     return cleaned

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
@@ -226,7 +227,7 @@ def verdict_of(found: Iterable[HasVerdict], refused: object = None) -> str:
 
 def assemble(sides: Sides, judged: Judged, ruling: Ruling, said: Message, next_steps: tuple[str, ...]) -> Comparison:
     """The Comparison of two sides, with the verdict and what is said of it. Nothing else makes one."""
-    return Comparison(
+    made = Comparison(
         **vars(sides),
         **vars(judged),
         verdict=ruling.verdict,
@@ -237,6 +238,7 @@ def assemble(sides: Sides, judged: Judged, ruling: Ruling, said: Message, next_s
         arithmetics=_arithmetics(judged.rows),
         profile=_profile(judged.rows, judged.diagnosis),
     )
+    return reduce(lambda result, each: each.add_to(result), plugins.slices().values(), made)
 
 
 def _profile(rows: Sequence[Row], diagnosis: Sequence[Diagnosis]) -> tuple[str, ...]:

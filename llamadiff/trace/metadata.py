@@ -18,6 +18,7 @@ SCHEMA = "llamadiff.trace/1"
 KEY = "llamadiff"
 CHECKED = "checked"  # the key of a producer under which a capture says who judged it
 INPUTS = "inputs"  # and under which a capture has what llama.cpp's passes were given wrongly, in words
+DEVICES, NAMED = "devices", "named"  # and what each of several devices computed; and the user's words for these
 UNSURE_INPUTS = "inputs_unsure"  # and what may be wrong, where llama.cpp does not say enough to tell
 REMEDY = "docs/trace-format.md has the keys"
 MAX_ID = 1 << 31  # token ids and positions are 32-bit in llama.cpp

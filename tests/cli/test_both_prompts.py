@@ -27,10 +27,10 @@ VALUES = {
 # Key of a variant -> a value.
 WAYS = {
     "kv": "f16", "type_k": "bf16", "type_v": "f16", "flash_attn": "on", "repack": "off", "threads": "1",
-    "gpu_layers": "0", "device": "cpu", "dir": "/none", "batch": "2", "ubatch": "2", "sequences": "2",
-    "interleaved": "2", "chunked": "2", "drafted": "3", "used": "on", "freed": "on", "forked": "on", "restored": "on",
-    "shifted": "on", "reused": "off", "callback": "off", "rotated": "on", "rope_base": "20000", "rope_scale": "0.5",
-    "schedule": "3", "seed": "",
+    "gpu_layers": "0", "device": "cpu", "split": "layer", "tensor_split": "1/1", "dir": "/none", "batch": "2",
+    "ubatch": "2", "sequences": "2", "interleaved": "2", "chunked": "2", "drafted": "3", "used": "on", "freed": "on",
+    "forked": "on", "restored": "on", "shifted": "on", "reused": "off", "callback": "off", "rotated": "on",
+    "rope_base": "20000", "rope_scale": "0.5", "schedule": "3", "seed": "",
 }  # fmt: skip
 OTHER = {"loss": ["{model}"], "port": ["{here}"]}  # what stands after the model
 NEEDED = {"capture": ["-o", "{here}/trace.safetensors"]}

@@ -21,10 +21,28 @@ def observer_of(ggml: Ggml, sent: list) -> Observer:
     observer.ggml, observer.telling, observer.is_like_another, observer.failure = ggml, NODES, False, None
     observer.place, observer.known, observer.opening, observer.passes = -1, set(), None, iter([(0, 1)])
     observer.start, observer.rows, observer.weights, observer.weights_read = 0, 1, frozenset(), set()
-    observer.request = SimpleNamespace(way=SimpleNamespace(ubatch=0), only_list=True, model="a model")
+    observer.request = SimpleNamespace(way=SimpleNamespace(ubatch=0), only_list=True, model="a model",
+                                       settings=SimpleNamespace(on_device=False))  # fmt: skip
+    observer.library = SimpleNamespace(is_unseen=False, is_unread=lambda node: False)
     observer.given = SimpleNamespace(tell=lambda *_: None)
     observer.feed = SimpleNamespace(send=lambda event, *_: sent.append(event))
     return observer
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_what_is_on_its_way_to_a_device_is_awaited_before_a_node_is_told_of(on_device, ggml):
+    assert ggml.computed_flag in (0, 16)  # which declares what makes a graph
+    done: list = []
+    observer = observer_of(ggml, done)
+    observer.request.settings.on_device, observer.running = on_device, "context"
+    observer.lib = SimpleNamespace(llama_synchronize=done.append)
+    with ggml_context(ggml.lib) as context:
+        node = ggml.lib.ggml_scale(context, ggml.lib.ggml_new_tensor_4d(context, 0, 4, 1, 1, 1), 2.0)
+        ggml.lib.ggml_build_forward_expand(ggml.lib.ggml_new_graph(context), node)
+        assert observer._observe(node, True, None)
+    assert observer.failure is None
+    assert done[:-1] == ["context"] * on_device
+    assert "node" in done[-1]
 
 
 @pytest.mark.parametrize("flags", [True, False])

@@ -12,11 +12,16 @@ from command import run
 from llamadiff import UserError
 from llamadiff.llamacpp import interface, session
 from llamadiff.llamacpp.doctor import baseline_on
-from llamadiff.llamacpp.interface import Device
+from llamadiff.llamacpp.interface import Loading
 from llamadiff.llamacpp.request import CPU, GPU, HELPER, Request, Settings
+from llamadiff.llamacpp.tensors import Ggml, Tensor
 
 CHOOSES, LIST = 1, 2  # llama.cpp chooses among all devices; a list, of so many more than this
-WAYS = [((0, None), LIST), ((20, None), CHOOSES), ((9999, 4096), LIST + 1)]  # layers and a device -> devices
+# layers, devices and their parts -> devices, how they share the layers, the first parts
+WAYS = [
+    ((0, (), ()), f"{LIST} 1 []"), ((20, (), ()), f"{CHOOSES} 1 []"), ((9999, (4096,), ()), f"{LIST + 1} 3 []"),
+    ((9999, (4096, 8192), (3.0, 0.5)), f"{LIST + 2} 3 [3.0, 0.5, 0.0]"),
+]  # fmt: skip
 
 ASKED = """
 import ctypes, sys
@@ -26,18 +31,21 @@ from llamadiff.llamacpp.interface import Loading
 
 def count(path, params):
     devices = ctypes.cast(params.devices, ctypes.POINTER(ctypes.c_void_p))
-    return 2 + next(n for n in range(9) if not devices[n]) if devices else 1
+    count = 2 + next(n for n in range(9) if not devices[n]) if devices else 1
+    return f"{{count}} {{params.split_mode}} {{params.tensor_split[:3] if params.tensor_split else []}}"
 
 llama_cpp.llama_model_load_from_file = count
 c = llama_cpp._lib
-print(Installed(c, "", llama_cpp).load(b"m.gguf", Loading({}, device={})))
+layers, devices, parts = {}
+loading = Loading(layers, devices=devices, split=3 if devices else 1, parts=parts)
+print(Installed(c, "", llama_cpp).load(b"m.gguf", loading))
 """
 
 
 @pytest.mark.parametrize(("given", "devices"), WAYS)
-def test_llama_cpp_python_is_given_no_gpu(given, devices):
-    words = [sys.executable, "-c", ASKED.format(*given)]
-    assert int(subprocess.run(words, capture_output=True, check=True).stdout) == devices
+def test_llama_cpp_python_is_given_the_devices_that_are_asked_for_and_no_gpu_besides(given, devices):
+    words = [sys.executable, "-c", ASKED.format(given)]
+    assert subprocess.run(words, capture_output=True, check=True, text=True).stdout.strip() == devices
 
 
 # a device's type, and whether its memory is the host's
@@ -76,9 +84,57 @@ def test_doctor_asks_this_llama_cpp():
     assert any(line.split()[:4] == ["a", "baseline", "is", "on"] for line in run("doctor").stdout.splitlines())
 
 
-def test_a_helper_takes_no_layers(monkeypatch):
-    blas = Device("BLAS", "Accelerate", 1, HELPER)
-    monkeypatch.setattr(session, "find_device", lambda library, name: blas)
-    library = SimpleNamespace(lib=SimpleNamespace(llama_backend_init=lambda: None))
-    with pytest.raises(UserError, match=r"device=BLAS: has no memory for layers; .* leave it out, or give device=CPU"):
-        session.load(library, Request("m.gguf", settings=Settings(device="BLAS")))
+def test_without_the_slice_that_places_layers_they_are_where_they_were():
+    library = SimpleNamespace(
+        lib=SimpleNamespace(llama_backend_init=lambda: None), load=lambda path, loading: (path, loading)
+    )
+    assert session.load(library, Request("m.gguf", settings=Settings(repack=True)))[1] == Loading(repack=True)
+    for settings in (
+        Settings(device="X0"),
+        Settings(gpu_layers=2),
+        Settings(split="row"),
+        Settings(tensor_split="1/1"),
+    ):
+        with pytest.raises(UserError, match="the slice that says where layers are is missing; leave them out"):
+            session.load(library, Request("m.gguf", settings=settings))
+
+
+# a buffer's memory: is it the host's, its device, its type, the device's own type -> whose it is said to be
+HOMES = {
+    "no buffer": (None, "CPU"), "CPU of most versions": ((True, 0, "CPU", 0), "CPU"),
+    "a GPU": ((False, 7, "CUDA0", 70), "device 7"), "the host's memory of a GPU": ((True, 7, "CUDA_Host", 70), "CPU"),
+    "a GPU with the host's memory": ((True, 7, "Metal", 1), "device 7"),
+    "shared": ((False, 7, "CUDA_Split", 70), "CUDA_Split"),
+    "of nobody": ((False, 0, "old", 0), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("buffer", "home"), HOMES.values(), ids=HOMES)
+def test_whose_memory_a_buffer_is(buffer, home):
+    in_host, device, kind, own = buffer or (True, 0, "", 0)
+    ggml = Ggml.__new__(Ggml)
+    ggml.knows_owners = True
+    ggml.lib = SimpleNamespace(
+        ggml_backend_buffer_is_host=lambda buffer: in_host,
+        ggml_backend_buffer_get_type=lambda buffer: 1,
+        ggml_backend_buft_get_device=lambda kind: device or None,
+        ggml_backend_buft_name=lambda buffer: kind.encode(),
+        ggml_backend_dev_buffer_type=lambda device: own,
+        ggml_backend_dev_name=lambda device: f"device {device}".encode(),
+    )
+    assert ggml.home(buffer) == home
+    ggml.knows_owners = False
+    assert ggml.home(buffer) == ("CPU" if in_host else "")
+
+
+def test_a_node_is_of_a_split_tensor_if_it_reads_one():
+    ggml = SimpleNamespace(home=lambda buffer: buffer)
+
+    def node(home, *sources):
+        tensor = SimpleNamespace(buffer=home, src=[], view_src=None)
+        made = Tensor(ggml, tensor)
+        made.__dict__["sources"], made.__dict__["op"] = sources, "MUL_MAT"
+        return made
+
+    assert node("CUDA0", node("CUDA_Split"), node("CUDA0")).device == "CUDA0_Split"
+    assert node("CUDA0", node("CUDA0"), node("CUDA0")).device == "CUDA0"

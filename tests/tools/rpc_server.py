@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -12,11 +13,12 @@ from waiting import HANG, eventually
 
 
 @contextmanager
-def serving(program: Path) -> Iterator[str]:
-    """Where it listens: HOST:PORT. It is ended at the end."""
+def serving(program: Path, **environment: str) -> Iterator[str]:
+    """Where it listens: HOST:PORT. It is ended at the end. ``environment``: what stands in its own besides."""
     port = _free_port()
     command = [str(program), "--host", "127.0.0.1", "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env={**os.environ, **environment}, **quiet) as server:
         try:
             eventually(lambda: _answers(port), server)
             yield f"127.0.0.1:{port}"

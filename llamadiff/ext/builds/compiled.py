@@ -15,7 +15,7 @@ from typing import Any
 from llamadiff.ext.builds.build_tree import BuildTree, find
 from llamadiff.ext.builds.shims import Shim, kept
 from llamadiff.ext.builds.structures import writes_are_seen, written
-from llamadiff.llamacpp.interface import OBSERVE, Handle, Ids, Library, Loading, Observe, Room
+from llamadiff.llamacpp.interface import MOST_PARTS, OBSERVE, Handle, Ids, Library, Loading, Observe, Room
 from llamadiff.llamacpp.layout import Address, declare, structure_at
 from llamadiff.llamacpp.library import GGML, behind, find_beside
 from llamadiff.llamacpp.probes import Rounding, rounding_by
@@ -43,7 +43,7 @@ _OTHERS = "they are of another version; give those that belong to it"
 _SHIM = {
     "shim_misplaced": (ctypes.c_char_p,),
     "shim_load_backends": (None, ctypes.c_char_p),
-    "shim_model": (Address, ctypes.c_char_p, _INT, _INT, _INT, Address),
+    "shim_model": (Address, ctypes.c_char_p, _INT, _INT, _INT, Address, _INT, Address),
     "shim_context": (Address, Address, ctypes.POINTER(_Room), OBSERVE),
     "shim_tokenizes_by_model": (_INT,),
     "shim_decode": (_INT, Address, _INT, _INTS, _INTS, _INTS, _INTS),
@@ -69,7 +69,11 @@ class Compiled(Library):
             raise UserError(
                 f"repack=on: {self.name} has no {REPACKING[0]} in its llama.h, and would not apply it; leave it out"
             )
-        return self.lib.shim_model(path, loading.layers, loading.repack, loading.vocab_only, loading.device)
+        devices = (ctypes.c_void_p * (1 + len(loading.devices)))(*loading.devices)  # kept while the model is loaded
+        parts = (ctypes.c_float * MOST_PARTS)(*loading.parts) if loading.parts else None
+        return self.lib.shim_model(
+            path, loading.layers, loading.repack, loading.vocab_only, devices, loading.split, parts
+        )
 
     def context(self, model: Handle, room: Room, observe: Observe | None) -> Handle:
         self.callback = OBSERVE(observe) if observe is not None else OBSERVE()  # kept alive with the context

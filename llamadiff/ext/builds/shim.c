@@ -74,8 +74,12 @@ SHIM void shim_load_backends(const char * folder) {
 
 // ---- models ---------------------------------------------------------------------------------------------------------
 
-SHIM void * shim_model(const char * path, int32_t gpu_layers, int32_t repack, int32_t vocab_only, void * device) {
-    (void) repack, (void) device;  // not every version has what they are for
+// devices: those that share the layers, and NULL behind the last; parts: NULL, or as many numbers as any version reads.
+SHIM void * shim_model(
+    const char * path, int32_t gpu_layers, int32_t repack, int32_t vocab_only, void ** devices, int32_t split,
+    const float * parts
+) {
+    (void) repack;  // not every version has what they are for
     struct llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = gpu_layers;
     params.vocab_only = vocab_only != 0;
@@ -86,12 +90,14 @@ SHIM void * shim_model(const char * path, int32_t gpu_layers, int32_t repack, in
     params.repack_tensors = repack != 0;
 #endif
 #ifdef HAS_ggml_backend_dev_t
-    static ggml_backend_dev_t devices[2];  // llama.cpp reads it while it loads, and keeps no pointer to it
-    if (device != NULL || gpu_layers == 0) {  // no list would be all GPUs, whatever has layers there
-        devices[0] = (ggml_backend_dev_t) device;
-        params.devices = devices;
+    if (devices[0] != NULL || gpu_layers == 0) {  // no list would be all GPUs, whatever has layers there
+        params.devices = (ggml_backend_dev_t *) devices;  // llama.cpp reads it while it loads, and keeps no pointer to it
     }
 #endif
+    if (devices[0] != NULL) {
+        params.split_mode = (enum llama_split_mode) split;
+        params.tensor_split = parts;
+    }
     return llama_model_load_from_file(path, params);
 }
 

@@ -21,7 +21,7 @@ from llamadiff.system.started import Process, kill, start
 # All that such a process imports of this package beside what slices name, and nothing that is not Python's own
 # (tests/ext/cpus/test_runner.py).
 MODULES = (
-    "llamadiff.llamacpp.blocks", "llamadiff.llamacpp.child_main", "llamadiff.llamacpp.devices",
+    "llamadiff.llamacpp.blocks", "llamadiff.llamacpp.child_main",
     "llamadiff.llamacpp.tensor_transport", "llamadiff.llamacpp.installed", "llamadiff.llamacpp.interface",
     "llamadiff.llamacpp.layout", "llamadiff.llamacpp.library", "llamadiff.llamacpp.observer",
     "llamadiff.llamacpp.passes", "llamadiff.llamacpp.probes", "llamadiff.llamacpp.request",

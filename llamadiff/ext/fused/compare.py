@@ -42,6 +42,10 @@ def judge_kernels(model: str | Path, run: Run, how: How = USUAL) -> Comparison:
     request = text_request(file, run, Path())
     if request.n_predict or len(request.batches) > 1:
         raise UserError(f"{file.path}: kernels are looked for in one batch; give no --n-predict")
+    if run.settings.split == "tensor":
+        raise UserError(
+            "split=tensor: kernels are found by nodes that are looked at, which llama.cpp does not allow then"
+        )
     request = replace(request, output=None, way=Way(observer=OBSERVER), weights=tuple(file.tensors))
     with Child(run.settings) as child:
         reader = read_run(request, how.progress, child, partial(FusedReader, file=file.dequantizer))

@@ -95,7 +95,8 @@ class NodeReader(RunReader):
         self.checker.begin(0 if self.start == 0 else self.checker.step + 1)
 
     def _node(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        self._pending = node_of(answer, data, self.order)
+        self._pending = node = node_of(answer, data, self.order)
+        self.devices |= dict.fromkeys((node.name, node.tap or node.name), str(node.said.get("device", "")))
         self.checker.asked(self._pending)
 
     def _computed(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
@@ -160,6 +161,7 @@ class GraphReader(_Recording):
         """Rows of a tap on its own axes, without padding after the keys."""
         assert self.writer is not None
         name = self.places[self.number][answer["value"]]
+        self.devices[name] = answer["node"].get("device", "")
         values = SentTensor(answer["node"], data=data[0], order=self.order).values()
         shape, axis = self.shapes[name]
         tap = taps.parse(name)

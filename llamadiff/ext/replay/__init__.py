@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Replay(Slice):
     """Saved ops, run again in ggml on any build and device."""
 
-    needs = ("cpus", "graph")
+    needs = ("cpus", "devices", "graph")
     remote = ("llamadiff.ext.replay.run_op",)
 
     def commands(self) -> Sequence[Command]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from llamadiff.llamacpp.devices import find_device
+from llamadiff.ext.devices.placing import find_device
 from llamadiff.llamacpp.interface import Device, Library
 from llamadiff.llamacpp.layout import Address, InitParams, declare, ggml_context
 from llamadiff.llamacpp.request import Request, Say

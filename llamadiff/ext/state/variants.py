@@ -34,6 +34,7 @@ from llamadiff.verbs.judging import judge
 
 PATIENCE = 600.0  # seconds that a variant may take
 STAND_IN = (0,)  # tokens of a text that nobody has tokenized yet
+SPLIT_TENSORS = "tensor"  # over devices: judged by taps
 SHORTENING = 200  # runs to make a schedule shorter
 _ALWAYS = ("flash_attn=on", "kv=f16", "kv=bf16", "kv=q8_0,flash_attn=on", "kv=q4_0,flash_attn=on", "repack=on")
 _EVER = (
@@ -96,7 +97,8 @@ def _tried(
             opened, trace = capture_run(default, request, how.progress, child)
         by_nodes = _by_nodes(request, how, patience) if on_device(request) else None
         found = _compared(name, opened, baseline, trace, time.perf_counter() - started, how, by_nodes)
-        is_seen = by_nodes is not None or not request.settings.on_device
+        by_taps = not request.settings.on_device or request.settings.split == SPLIT_TENSORS
+        is_seen = by_nodes is not None or by_taps
         return found if is_seen or alone is None else _by_logits(found, baseline, trace, alone)
     except UserError as error:
         said = str(error).removeprefix(f"{request.model}: ")
@@ -127,7 +129,7 @@ def _scheduled(name: str, default: Runnable, request: Request, how: How, number:
 
 def on_device(request: Request) -> bool:
     """Whether layers are somewhere else than on the CPU, and the run is one whose every node can be looked at."""
-    return request.way == PLAIN and request.settings.on_device
+    return request.way == PLAIN and request.settings.on_device and request.settings.split != SPLIT_TENSORS
 
 
 def _by_nodes(request: Request, how: How, patience: float) -> Comparison:

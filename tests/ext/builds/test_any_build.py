@@ -20,7 +20,6 @@ from llamadiff.engines.run_spec import How, Run
 from llamadiff.ext.builds.build_tree import find
 from llamadiff.ext.builds.compiled import loaded
 from llamadiff.ext.graph.backend import judge_graph, list_nodes
-from llamadiff.llamacpp import devices
 from llamadiff.llamacpp.capture import probe
 from llamadiff.llamacpp.request import Settings
 from llamadiff.report.terminal.report import make_console, render
@@ -264,17 +263,6 @@ def test_devices_are_listed(build, small_model):
 def test_a_server_that_this_llama_cpp_cannot_ask(small_model):
     with pytest.raises(UserError, match=r"device=rpc:127.0.0.1:1: this llama.cpp has no RPC backend; build it with"):
         judge_graph(small_model(), Run(tokens=TOKENS, settings=Settings(device="rpc:127.0.0.1:1", gpu_layers=99)))
-
-
-@pytest.mark.parametrize(
-    ("server", "said"),
-    [("nowhere", "expected rpc:HOST:PORT"), ("host:port", "expected rpc:"), ("127.0.0.1:1", "nothing answers there (")],
-)
-def test_a_server_that_is_not_there(server, said):
-    """llama.cpp would abort."""
-    with pytest.raises(UserError) as caught:
-        devices._check_answers(server)
-    assert said in str(caught.value)
 
 
 def test_a_candidate_is_of_the_build_that_is_asked_for(build, small_model):

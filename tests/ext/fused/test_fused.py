@@ -74,3 +74,8 @@ def test_right_models_are_right(tmp_path, name):
 def test_decode_steps_are_refused():
     done = run("fused", shipped_model(), *TOKENS, "--n-predict", "1")
     assert done.returncode == 2
+
+
+def test_split_tensors_are_refused():
+    done = run("fused", shipped_model(), *TOKENS, "--llama-cpp", "device=A/B,split=tensor,flash_attn=on")
+    assert (done.returncode, done.stderr.startswith("llamadiff: split=tensor: kernels are found by nodes")) == (2, True)

@@ -478,7 +478,7 @@ def test_a_tensor_is_described_alike_where_it_lies_and_in_a_file():
             tensor = ggml.node(address)
             lying, word = tensor.said_in_full(), ggml.op_name(tensor.tensor.op)
             copied = ggml.structure.from_buffer_copy(ctypes.string_at(address, ctypes.sizeof(ggml.structure)))
-            words = Words(tensor.op, tensor.type, tensor.memory, tensor.where)
+            words = Words(tensor.op, tensor.type, tensor.memory, tensor.where, tensor.device)
             assert describe_in_full(copied, address, words, word) == {
                 key: value for key, value in lying.items() if key not in ("numbers", "looks")
             }
