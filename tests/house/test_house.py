@@ -69,7 +69,8 @@ ALLOWED = {
         "llamadiff/ext/port/loading.py",
         "llamadiff/ext/port/torch_ops.py",
     ),
-    "transformers": ("llamadiff/ext/pytorch/transformers.py",),
+    "transformers": ("llamadiff/ext/pytorch/transformers.py", "llamadiff/ext/preprocess/child.py"),
+    "PIL": ("llamadiff/ext/preprocess/child.py",),
     **dict.fromkeys(
         (
             "fcntl",
