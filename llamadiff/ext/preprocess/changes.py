@@ -105,55 +105,61 @@ def _resize(says: str, how: Request) -> Change:
 def _of_sizes(config: Mapping[str, Any]) -> Iterator[Change]:
     """Whether proportions are kept, what is cut out, which size is chosen."""
     crop = config.get("crop_size") if config.get("do_center_crop") else None
-    size, target, whole = config.get("size") or {}, None, dict[str, Any]()
-    if crop and "height" in crop:
-        target = [crop["height"], crop["width"]]
-    elif {"height", "width"} <= {key for key, value in size.items() if value}:
-        target = [size["height"], size["width"]]
-    if target is not None:
-        whole = {"attributes": {"size": {"height": target[0], "width": target[1]}, "do_center_crop": False}}
-        if crop:
-            yield Change("proportions", "the whole picture is stretched, not resized by its shorter side and cut", whole)
-        else:
-            whole = {}
-        yield Change("proportions", "the middle square is cut out before the resize",
-                     {**whole, "picture": {"square": True}})  # fmt: skip
-    if crop and size.get("shortest_edge"):
-        shortest, side = size["shortest_edge"], min(crop.values())
+    whole = dict[str, Any]()
+    if crop:
+        whole = {"attributes": {"size": {key: crop[key] for key in ("height", "width")}, "do_center_crop": False}}
+        yield Change("proportions", "the whole picture is stretched, not resized by its shorter side and cut", whole)
+        yield from _of_crops(config, crop)
+    yield from _of_proportions(config, whole)
+    for name, value in config.items():
+        if isinstance(value, bool) and name.startswith(("do_", "use_", "crop_")) and name not in NOT_STEPS:
+            says = f"{name} is {str(not value).lower()}; the checkpoint has {str(value).lower()}"
+            yield Change(name.removeprefix("do_"), says, {"attributes": {name: not value}})
+    if "merge_size" in config:
+        yield Change("resolution", "sizes are multiples of a patch alone, not of those that are merged",
+                     {"attributes": {"merge_size": 1}})  # fmt: skip
+    for way, says in (("down", "sizes are rounded down to a multiple"), ("up", "sizes are rounded up to a multiple"),
+                      ("half", "sizes are multiples of half of what patches and merging need"),
+                      ("double", "sizes are multiples of twice what patches and merging need"),
+                      ("no limits", "the least and the largest number of pixels are ignored")):  # fmt: skip
+        yield Change("resolution", says, {"smart": way})
+    for height, width in config.get("image_grid_pinpoints") or ():
+        says = f"the resolution {width} x {height} is chosen of image_grid_pinpoints"
+        yield Change("resolution", says, {"pinpoint": [height, width]})
+
+
+def _of_crops(config: Mapping[str, Any], crop: Mapping[str, int]) -> Iterator[Change]:
+    """What is left of a picture, and where it is cut out."""
+    shortest, side = (config.get("size") or {}).get("shortest_edge"), min(crop["height"], crop["width"])
+    if shortest:
         for other in dict.fromkeys([side, *(round(side / share) for share in CROPS), shortest - 1, shortest + 1]):
             if other != shortest and other >= side:
                 yield Change("resolution", f"the shorter side is resized to {other}; the checkpoint has {shortest}",
                              {"attributes": {"size": {"shortest_edge": other}}})  # fmt: skip
-    mean = [round(255 * each) for each in config.get("image_mean") or (0.5, 0.5, 0.5)]
-    has = "resizes by the shorter side and cuts" if crop else "resizes it to the whole size"
+    for where, says in (("start", "at the top left"), ("end", "at the bottom right"),
+                        ("up", "a pixel further down or right (half of an odd rest rounded up)"),
+                        ("before", "a pixel further up and left")):  # fmt: skip
+        yield Change("crop", f"cut out {says}, not at the centre", {"crop": where})
+
+
+def _of_proportions(config: Mapping[str, Any], whole: Request) -> Iterator[Change]:
+    """A picture in its proportions, with what is beyond cut off, or with a border; or its middle square."""
+    has = "resizes by the shorter side and cuts" if whole else "resizes it to the whole size"
     yield Change("proportions", f"proportions are kept and the rest is cut off; the checkpoint {has}",
                  {**whole, "resize": {"fit": "cover"}})  # fmt: skip
-    for fill, colour in ((BLACK, "black"), (WHITE, "white"), (GREY, "grey"), (mean, "the mean")):
+    for fill, colour in _colours(config):
         for way, side in (("centre", "around"), ("corner", "below and to the right of")):
             yield Change(
                 "proportions", f"{colour} is padded {side} the picture, in its proportions; the checkpoint {has}",
                 {**whole, "resize": {"fit": way, "fill": fill}},
             )  # fmt: skip
-    for where, says in (("start", "at the top left"), ("end", "at the bottom right"),
-                        ("up", "a pixel further down or right (half of an odd rest rounded up)"),
-                        ("before", "a pixel further up and left")):  # fmt: skip
-        if crop:
-            yield Change("crop", f"cut out {says}, not at the centre", {"crop": where})
-    for name, value in config.items():
-        if isinstance(value, bool) and name.startswith(("do_", "use_", "crop_")) and name not in NOT_STEPS:
-            says = f"{name} is {str(not value).lower()}; the checkpoint has {str(value).lower()}"
-            yield Change(name.removeprefix("do_"), says, {"attributes": {name: not value}})
-    if "merge_size" in config or "min_pixels" in config:
-        yield Change("resolution", "sizes are multiples of a patch alone, not of those that are merged",
-                     {"attributes": {"merge_size": 1}})  # fmt: skip
-        for way, says in (("down", "sizes are rounded down to a multiple"), ("up", "sizes are rounded up to a multiple"),
-                          ("half", "sizes are multiples of half of what patches and merging need"),
-                          ("double", "sizes are multiples of twice what patches and merging need"),
-                          ("no limits", "the least and the largest number of pixels are ignored")):  # fmt: skip
-            yield Change("resolution", says, {"smart": way})
-    for height, width in config.get("image_grid_pinpoints") or ():
-        says = f"the resolution {width} x {height} is chosen of image_grid_pinpoints"
-        yield Change("resolution", says, {"pinpoint": [height, width]})
+    yield Change("proportions", "the middle square is cut out before the resize",
+                 {**whole, "picture": {"square": True}})  # fmt: skip
+
+
+def _colours(config: Mapping[str, Any]) -> Sequence[tuple[Sequence[int], str]]:
+    mean = [round(255 * each) for each in config.get("image_mean") or (0.5, 0.5, 0.5)]
+    return ((BLACK, "black"), (WHITE, "white"), (GREY, "grey"), (mean, "the mean"))
 
 
 CROPS = (0.875, 0.9, 0.95, 0.96, 0.8)  # shares of the shorter side that are cut out, as many have it
@@ -162,10 +168,9 @@ NOT_STEPS = ("do_rescale", "do_normalize", "do_convert_rgb", "do_resize")
 
 def _of_borders(config: Mapping[str, Any]) -> Iterator[Change]:
     """Where a border is, and of which value."""
-    mean = [round(255 * each) for each in config.get("image_mean") or (0.5, 0.5, 0.5)]
     for side, says in (("end", "below and to the right"), ("start", "above and to the left"), ("centre", "around")):
         yield Change("padding", f"padded {says}", {"pad": {"side": side}})
-    for value, name in ((GREY, "grey"), (WHITE, "white"), (mean, "the mean"), ([0] * 3, "black")):
+    for value, name in _colours(config):
         yield Change("padding", f"padded with {name}", {"pad": {"value": value}})
     for mode in ("edge", "reflect"):
         yield Change("padding", f"padded with {mode} values", {"pad": {"mode": mode}})
@@ -241,16 +246,19 @@ def _of_spectrum(config: Mapping[str, Any]) -> Iterator[Change]:
         yield Change("mel scale", f"the bands are on the {scale} scale, and not normalized",
                      {"mel": {"mel_scale": scale, "norm": None}})  # fmt: skip
     yield Change("mel norm", "the bands are not normalized", {"mel": {"norm": None}})
-    yield Change("mel scale", "the bands are triangles in mel, not in Hz", {"mel": {"triangularize_in_mel_space": True}})
+    in_mel = {"triangularize_in_mel_space": True}
+    yield Change("mel scale", "the bands are triangles in mel, not in Hz", {"mel": in_mel})
     rate = config.get("sampling_rate", 16000)
-    for low, high in ((0.0, 7600.0), (20.0, rate / 2), (0.0, 4000.0), (80.0, 7600.0), (125.0, 7500.0), (50.0, rate / 2)):
+    half = rate / 2
+    for low, high in ((0.0, 7600.0), (20.0, half), (0.0, 4000.0), (80.0, 7600.0), (125.0, 7500.0), (50.0, half)):
         yield Change("mel bins", f"the bands reach from {low:g} to {high:g} Hz",
                      {"mel": {"min_frequency": low, "max_frequency": high}})  # fmt: skip
     size, hop = config.get("n_fft"), config.get("hop_length")
     if size and hop:
         bigger = 1 << (size - 1).bit_length()
         yield Change("n_fft", f"windows of {size} are padded to {bigger} for the FFT",
-                     {"spectrogram": {"fft_length": bigger}, "mel": {"num_frequency_bins": bigger // 2 + 1}})  # fmt: skip
+                     {"spectrogram": {"fft_length": bigger},
+                      "mel": {"num_frequency_bins": bigger // 2 + 1}})  # fmt: skip
         for other in {bigger, 2 * size, size // 2, 320, 480, 1024, 2048} - {size}:
             yield Change("n_fft", f"n_fft is {other}; the checkpoint has {size}", {"attributes": {"n_fft": other}})
         for other in (128, 200, 256, 512, 80, 320):
@@ -264,6 +272,6 @@ def _of_spectrum(config: Mapping[str, Any]) -> Iterator[Change]:
     yield Change("clamp", "each frame is clamped below its own largest", {"clamp": "frame"})
     for far in ("4", "6", "10", "7", "80"):
         yield Change("clamp", f"values are clamped to {far} below the largest, not 8", {"clamp": far})
-    yield Change("normalization", "samples are normalized to mean 0 and variance 1", {"call": {"do_normalize": True},
-                                                                                    "numpy": True})  # fmt: skip
+    yield Change("normalization", "samples are normalized to mean 0 and variance 1",
+                 {"call": {"do_normalize": True}, "numpy": True})  # fmt: skip
     yield Change("padding", "not padded: as long as the sound is", {"call": {"padding": "longest"}, "numpy": True})

@@ -167,7 +167,7 @@ class Pictures:
         if "smart" in request:
             yield attribute(module, "smart_resize", partial(_smart, request["smart"]))
         if "pinpoint" in request:
-            yield attribute(module, "select_best_resolution", lambda *_: tuple(request["pinpoint"]))
+            yield attribute(module, "select_best_resolution", partial(_always, tuple(request["pinpoint"])))
 
     def _resize(
         self, how: Request, image: Any, size: Any, resample: Any = None, reducing_gap: Any = None,
@@ -183,6 +183,10 @@ class Pictures:
         return np.moveaxis(found, 0, -1) if is_last else found
 
 
+def _always(value: Any, *_: Any) -> Any:
+    return value
+
+
 def _is_array(image: Any) -> bool:
     return isinstance(image, np.ndarray)
 
@@ -195,7 +199,7 @@ def _fitted(values: Array, height: int, width: int, kernel: str, how: Request) -
     _, rows, columns = values.shape
     ratio = (min if way != "cover" else max)(height / rows, width / columns)
     inner = [max(1, round(rows * ratio)), max(1, round(columns * ratio))]
-    found = resized(values, *inner, kernel, how)
+    found = resized(values, inner[0], inner[1], kernel, how)
     if way == "cover":
         top, left = ((found.shape[1] - height) // 2, (found.shape[2] - width) // 2)
         return found[:, top : top + height, left : left + width]
@@ -265,6 +269,7 @@ class Sounds:
 
         transformers.logging.set_verbosity_error()
         self.sound = read_wav(path)
+        self.resampled = dict[str, Array]()
         self.bytes = read_bytes(path, 1 << 28, "a sound")
         self.extractor = transformers.AutoFeatureExtractor.from_pretrained(checkpoint, **LOCAL)
         self.config = self.extractor.to_dict()
@@ -304,7 +309,10 @@ class Sounds:
         else:
             mono = {"mean": values.mean(1), "sum": values.sum(1), "left": values[:, 0], "right": values[:, -1]}[channel]
         if rate != self.rate:
-            mono = resampled(mono, rate, self.rate, how.get("way", "sinc"))
+            key = json.dumps([how.get(name) for name in ("header", "channel", "rate", "way")])
+            if key not in self.resampled:
+                self.resampled[key] = resampled(mono, rate, self.rate, how.get("way", "sinc"))
+            mono = self.resampled[key]
         if "before" in how:
             mono = np.concatenate([np.zeros(how["before"]), mono])
         if "level" in how:
@@ -318,7 +326,7 @@ class Sounds:
     def _changed(self, request: Request) -> Iterator[Any]:
         module = self.module
         if hasattr(module, "is_torch_available"):
-            yield attribute(module, "is_torch_available", lambda: False)
+            yield attribute(module, "is_torch_available", bool)  # it says no
         if "spectrogram" in request:
             yield attribute(module, "spectrogram", partial(_spectrogram, module.spectrogram, request["spectrogram"]))
         for name, function in (("window", "window_function"), ("mel", "mel_filter_bank")):

@@ -40,7 +40,7 @@ def matrix(size: int, target: int, kernel: str, how: Mapping[str, Any]) -> Array
     scale, place = size / target, np.arange(target)
     if kernel == "nearest":
         chosen = place * scale if how["at"] == "corner" else (place + 0.5) * scale
-        return np.eye(size)[np.minimum(np.floor(chosen + 1e-9).astype(int), size - 1)]
+        return np.asarray(np.eye(size)[np.minimum(np.floor(chosen + 1e-9).astype(int), size - 1)])
     centre = {
         "centre": (place + 0.5) * scale - 0.5,
         "aligned": place * (size - 1) / max(target - 1, 1),

@@ -71,7 +71,7 @@ def fit(dump: Array, run: Array, allowed: Allowed) -> Fit:
 
 def above_floor(x: Array, y: Array) -> Array:
     """Where neither of two is at its lowest value."""
-    return (x > x.min() + 1e-6) & (y > y.min() + 1e-6)
+    return np.asarray((x > x.min() + 1e-6) & (y > y.min() + 1e-6))
 
 
 def _past_floor(left: Array, x: Array, y: Array, by_line: Array) -> Array:

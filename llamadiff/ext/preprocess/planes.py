@@ -83,7 +83,7 @@ def joined(values: Array, patches: Patches, channels: int, rows: int, columns: i
         return outer.reshape(rows, columns, p, p, channels).transpose(4, 0, 2, 1, 3).reshape(channels, rows * p, -1)
     shape = (channels, t) if patches.inner == "chw" else (t, channels)
     inner = outer.reshape(rows, columns, *shape, p, p).take(0, axis=2 if patches.inner == "tchw" else 3)
-    return inner.transpose(2, 0, 3, 1, 4).reshape(channels, rows * p, -1)
+    return np.asarray(inner.transpose(2, 0, 3, 1, 4).reshape(channels, rows * p, -1))
 
 
 def _is_repeated(flat: Array, times: int, inner: str) -> bool:

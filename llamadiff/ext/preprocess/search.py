@@ -68,7 +68,7 @@ class Search:
         by_channel = level.reshape(-1, 1, 1)
         apart = np.max([np.abs(other - own) / by_channel for other in others], 0)
         if apart.max() <= FLOAT32:  # nothing was resized
-            most = np.broadcast_to(FLOAT32 * by_channel, own.shape[1:2] + (1, 1))
+            most = np.broadcast_to(FLOAT32 * by_channel, (len(level), 1, 1))
             allowed = Allowed(most, level, 0.01, self.unit)
             return level, allowed, allowed
         bias = max(self._bias(other, level) for other in others)
@@ -77,6 +77,11 @@ class Search:
         rare = RARE * float((apart > 1 + FLOAT32).mean())
         exactly = Allowed(each, level, BIAS + bias, self.unit)
         return level, exactly, Allowed(every, level, BIAS + bias, self.unit, rare)
+
+    @property
+    def _alike(self) -> float:
+        """By how much two explanations must differ in what they leave: of alike ones the first is the plainer."""
+        return FLOAT32 if self.kind == "picture" else float(self.allowed.most.max()) / 10
 
     @property
     def most_allowed(self) -> float:
@@ -125,16 +130,16 @@ class Search:
         said = []
         for change, planes in self._runs(changes_of(self.processor.about, self.kind)):
             own = self.truth.values
-            if planes.values.shape == own.shape and not np.array_equal(planes.values, own):
-                if fit(planes.values, own, self.exactly).exact:
-                    said.append(change.says)
+            if planes.values.shape == own.shape and fit(planes.values, own, self.exactly).exact:
+                said.append(change.says)
         return said
 
     def explain(self) -> Found | None:
         """The fewest causes that explain a dump, of these what leaves least."""
-        found = [*self._with(self.truth, (), self.exactly), *self._in_other_orders(self.truth, ())]
+        found = self._with(self.truth, (), self.exactly)
         for change, planes in self._runs(changes_of(self.processor.about, self.kind)):
             found += self._with(planes, (change,), self.allowed)
+        found += self._in_other_orders(self.truth, ())
         if not any(len(each.causes) == 1 for each in found):
             found += self._cut_short()
         if not found and not self._near and self.kind == "picture":
@@ -142,7 +147,7 @@ class Search:
                 found += self._with(planes, (change,), self.allowed)
         if min((len(each.causes) for each in found), default=3) > 2:
             found += self._together()
-        return min(found, key=lambda each: (len(each.causes), each.error), default=None)
+        return min(found, key=lambda each: (len(each.causes), round(each.error / self._alike)), default=None)
 
     def _runs(self, changes: Iterator[Change]) -> Iterator[tuple[Change, Planes]]:
         for change in changes:

@@ -75,7 +75,7 @@ def _samples(data: bytes, kind: int, bits: int) -> Array | None:
         return (np.frombuffer(whole, "u1").astype(np.float64) - 128) / 128
     raised = np.zeros((len(whole) // width, 4), np.uint8)
     raised[:, 4 - width :] = np.frombuffer(whole, "u1").reshape(-1, width)
-    return raised.view("<i4")[:, 0] / float(1 << 31)
+    return np.asarray(raised.view("<i4")[:, 0] / float(1 << 31))
 
 
 def resampled(samples: Array, rate: int, target: int, way: str) -> Array:
@@ -85,7 +85,7 @@ def resampled(samples: Array, rate: int, target: int, way: str) -> Array:
     if way == "nearest":
         return np.asarray(samples[np.minimum(place.astype(int), len(samples) - 1)])
     if way == "linear":
-        return np.interp(place, np.arange(len(samples)), samples)
+        return np.asarray(np.interp(place, np.arange(len(samples)), samples))
     zeros, edge = {"sinc": (64, 0.945), "sharp": (128, 0.97), "soft": (16, 0.9)}[way]
     band = min(1.0, target / rate) * edge
     reach = int(np.ceil(zeros / band))

@@ -102,6 +102,7 @@ def write_wav(path, channels, rate=16000):
 
 def slaney(n_mels=80, n_fft=400, rate=16000, top=8000.0, normed=True):
     """Slaney's bands, as librosa's docs state them: [frequency, band]."""
+
     def hertz(mel):
         return np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * np.log(6.4) / 27))
 

@@ -6,7 +6,6 @@ Dumps are made by strangers.py, which shares nothing with llamadiff.
 from __future__ import annotations
 
 import json
-import wave
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -14,8 +13,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ext.preprocess.strangers import (
-    CLIP, HALF, IMAGENET, RESAMPLE, clip, cropped, htk, linear, llava_next, normalized, patched, photograph, shortest,
-    slaney, smolvlm, tone, whisper, write_wav,
+    CLIP,
+    HALF,
+    IMAGENET,
+    RESAMPLE,
+    clip,
+    cropped,
+    htk,
+    linear,
+    llava_next,
+    normalized,
+    patched,
+    photograph,
+    shortest,
+    slaney,
+    smolvlm,
+    tone,
+    whisper,
+    write_wav,
 )  # fmt: skip
 from optional import needs
 from PIL import Image
@@ -122,7 +137,7 @@ def by_stft(samples):
 
 def resampled(samples, rate=44100, target=16000):
     """Kaiser's window over a sinc, as SciPy and librosa have it."""
-    reach, cut = 90 * rate / target, target / rate * 0.95
+    reach, cut = 40 * rate / target, target / rate * 0.95
     at = np.arange(int(len(samples) * target / rate)) * rate / target
     padded = np.pad(samples, int(reach) + 1)
     taken = np.floor(at).astype(int)[:, None] + np.arange(-int(reach), int(reach) + 1)
@@ -215,8 +230,10 @@ WRONG = {
         "lanczos": (lambda: clip(wide(), filter_=RESAMPLE.LANCZOS), "resized by lanczos; "),
         "nearest": (lambda: clip(wide(), filter_=RESAMPLE.NEAREST), "resized by nearest; "),
         "four pixels": (lambda: normalized(cropped(linear(wide(), 88, 64), 64)), "bilinear without antialiasing; "),
-        "four pixels, cut": (lambda: normalized(cropped(linear(wide(), 88, 64, True), 64)),
-                             "bilinear without antialiasing, rounded down"),
+        "four pixels, cut": (
+            lambda: normalized(cropped(linear(wide(), 88, 64, True), 64)),
+            "bilinear without antialiasing, rounded down",
+        ),
         "ImageNet": (lambda: clip(wide(), mean_std=IMAGENET), "the mean and the deviation are ImageNet's"),
         "ImageNet's mean": (lambda: clip(wide(), mean_std=(IMAGENET[0], CLIP[1])), "the mean is ImageNet's"),
         "BGR": (lambda: clip(wide())[::-1], "in the order BGR"),
@@ -233,8 +250,10 @@ WRONG = {
     ("clip", "glass.png"): {"over white": (lambda: clip(laid_over((255, 255, 255))), "laid over white")},
     ("siglip", "wide.png"): {
         "padded": (lambda: normalized(fitted(wide(), (128, 128, 128)), HALF), "the mean is padded around"),
-        "0 to 1": (lambda: np.asarray(wide().resize((64, 64), RESAMPLE.BICUBIC)).transpose(2, 0, 1) / 255,
-                   "not normalized"),
+        "0 to 1": (
+            lambda: np.asarray(wide().resize((64, 64), RESAMPLE.BICUBIC)).transpose(2, 0, 1) / 255,
+            "not normalized",
+        ),
         "grey": (lambda: normalized(grey(wide()).resize((64, 64), RESAMPLE.BICUBIC), HALF), "made grey"),
     },
     ("qwen", "wide.png"): {
@@ -242,8 +261,10 @@ WRONG = {
         "bilinear": (lambda: patched(qwen(filter_=RESAMPLE.BILINEAR)), "resized by bilinear; "),
         "down": (lambda: patched(qwen((168, 112))), "rounded down to a multiple"),
         "frames": (lambda: patched(qwen()).reshape(-1, 3, 2, 196).swapaxes(1, 2), "frames stand before channels"),
-        "inside": (lambda: patched(qwen()).reshape(-1, 6, 14, 14).swapaxes(2, 3).reshape(120, -1),
-                   "each patch of 14 has its rows and columns exchanged"),
+        "inside": (
+            lambda: patched(qwen()).reshape(-1, 6, 14, 14).swapaxes(2, 3).reshape(120, -1),
+            "each patch of 14 has its rows and columns exchanged",
+        ),
     },
     ("llava", "small.png"): {
         "thumbnail": (lambda: np.roll(llava_next(small()), -1, 0), "the first tile comes last"),
@@ -312,3 +333,94 @@ def test_mistakes_are_named(judged, processor, name):
     assert {case: each.verdict for case, (each, _) in found.items()} == dict.fromkeys(found, "wrong")
     said = {case: [cause.says for cause in each.causes] for case, (each, _) in found.items()}
     assert {case: says for case, says in said.items() if len(says) != 1 or found[case][1] not in says[0]} == {}
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def command(*words):
+    done = CliRunner().invoke(app, ["preprocess", *map(str, words)])
+    return done.exit_code, done.output + getattr(done, "stderr", "")
+
+
+@pytest.fixture
+def given(tmp_path):
+    """A checkpoint, a picture, and a right dump of it."""
+    transformers = pytest.importorskip("transformers")
+    save(transformers, "clip", tmp_path)
+    FILES["wide.png"](tmp_path / "wide.png")
+    np.save(tmp_path / "right.npy", clip(wide()))
+    return tmp_path
+
+
+@needs("transformers", "PIL")
+def test_the_command_says_what_is_wrong(given):
+    checkpoint, picture = given / "clip", given / "wide.png"
+    code, said = command(checkpoint, picture, "--candidate", given / "right.npy")
+    assert code == 0
+    assert said.startswith("MATCH")
+    np.savez(given / "two.npz", other=np.zeros(3, np.float32), pixel_values=clip(wide())[::-1])
+    code, said = command(checkpoint, picture, "--candidate", given / "two.npz", "-o", given / "found.json")
+    assert code == 1
+    found = json.loads((given / "found.json").read_text())
+    assert (found["verdict"], found["name"], found["causes"][0]["step"]) == ("wrong", "pixel_values", "channels")
+    assert "in the order BGR" in said
+
+
+@needs("transformers", "PIL")
+def test_what_cannot_be_read_is_said_in_a_line(given):
+    right, checkpoint, picture = given / "right.npy", given / "clip", given / "wide.png"
+    (given / "empty").mkdir()
+    (given / "broken").mkdir()
+    (given / "broken/preprocessor_config.json").write_text('{"image_processor_type": "None"}')
+    (given / "text.png").write_text("no picture")
+    (given / "mute.wav").write_bytes(b"RIFF\0\0\0\0WAVEdata\0\0\0\0")
+    np.savez(given / "two.npz", a=np.zeros(3), b=np.zeros(3))
+    np.save(given / "none.npy", np.zeros((0, 3)))
+    cases = {
+        (given / "empty", picture, right): "has no preprocessor_config.json",
+        (given / "broken", picture, right): "transformers cannot load its processor",
+        (checkpoint, given / "text.png", right): "cannot identify image file",
+        (checkpoint, given / "mute.wav", right): "mute.wav: no sound in it",
+        (checkpoint, given / "lacking.png", right): "lacking.png: no such file",
+        (checkpoint, picture, given / "lacking.npy"): "lacking.npy: no such file",
+        (checkpoint, picture, given / "two.npz"): "holds several tensors; give --name with one of a, b",
+        (checkpoint, picture, given / "none.npy"): "none is empty",
+        (checkpoint, picture, picture): "is of no kind that is read",
+    }
+    for (folder, file, dump), words in cases.items():
+        code, said = command(folder, file, "--candidate", dump)
+        assert (code, words in " ".join(said.split()), "Traceback" in said) == (2, True, False), said
+
+
+@needs("transformers", "PIL")
+def test_nothing_in_a_checkpoint_is_run(given):
+    config = json.loads((given / "clip/preprocessor_config.json").read_text())
+    config |= {"auto_map": {"AutoImageProcessor": "own.Own"}, "image_processor_type": "Own"}
+    (given / "clip/preprocessor_config.json").write_text(json.dumps(config))
+    (given / "clip/own.py").write_text(f"open({str(given / 'ran')!r}, 'w')\nclass Own: pass\n")
+    code, _ = command(given / "clip", given / "wide.png", "--candidate", given / "right.npy")
+    assert code == 2
+    assert not (given / "ran").exists()
+
+
+@needs("transformers", "PIL")
+def test_values_that_are_not_finite_are_a_cause(judged):
+    found = judged("clip", "wide.png", np.where(np.arange(64) == 5, np.nan, clip(wide())))
+    assert (found.verdict, found.causes[0].says) == ("wrong", "192 of 12288 values are NaN or Inf")
+
+
+@needs("transformers", "PIL")
+def test_what_nothing_explains_is_wrong_where_it_is(judged):
+    rows = np.arange(64)[:, None]
+    found = judged("clip", "wide.png", np.where(rows > 50, 0.3 * clip(wide()) ** 2, clip(wide())))
+    assert (found.verdict, list(found.causes)) == ("wrong", [])
+    assert "row 51 to 63 of 64" in found.where
+
+
+@needs("transformers", "PIL")
+def test_what_a_picture_cannot_show_is_said(judged, monkeypatch):
+    monkeypatch.setitem(FILES, "plain.png", lambda path: Image.new("RGB", (180, 130), (90, 90, 90)).save(path))
+    found = judged("clip", "plain.png", clip(Image.new("RGB", (180, 130), (90, 90, 90))))
+    assert found.verdict == "match"
+    assert any("resized by bilinear" in each for each in found.unseen)
