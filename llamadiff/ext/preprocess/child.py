@@ -244,7 +244,7 @@ def _smart(
     way: str, height: int, width: int, factor: int = 28, min_pixels: int = 56 * 56, max_pixels: int = 28 * 28 * 1280
 ) -> tuple[int, int]:
     """Sizes that are multiples of a factor, with a mistake in how they are found."""
-    rounding: Callable[[float], int] = {"down": lambda x: int(x), "up": lambda x: -int(-x // 1)}.get(way, round)
+    rounding: Callable[[float], int] = {"down": int, "up": lambda x: -int(-x // 1)}.get(way, round)
     factor = factor // 2 if way == "half" else factor * 2 if way == "double" else factor
     rows, columns = (max(factor, rounding(n / factor) * factor) for n in (height, width))
     if way != "no limits" and (rows * columns > max_pixels or rows * columns < min_pixels):

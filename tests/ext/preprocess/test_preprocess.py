@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import run
 from ext.preprocess.strangers import (
     CLIP,
     HALF,
@@ -34,9 +35,7 @@ from ext.preprocess.strangers import (
 )  # fmt: skip
 from optional import needs
 from PIL import Image
-from typer.testing import CliRunner
 
-from llamadiff.cli.app import app
 from llamadiff.ext.preprocess.judge import judge_dump
 from llamadiff.ext.preprocess.processor import processor_of
 
@@ -339,8 +338,8 @@ def test_mistakes_are_named(judged, processor, name):
 
 
 def command(*words):
-    done = CliRunner().invoke(app, ["preprocess", *map(str, words)])
-    return done.exit_code, done.output + getattr(done, "stderr", "")
+    done = run("preprocess", *words)
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture
