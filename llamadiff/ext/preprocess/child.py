@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -244,7 +245,7 @@ def _smart(
     way: str, height: int, width: int, factor: int = 28, min_pixels: int = 56 * 56, max_pixels: int = 28 * 28 * 1280
 ) -> tuple[int, int]:
     """Sizes that are multiples of a factor, with a mistake in how they are found."""
-    rounding: Callable[[float], int] = {"down": int, "up": lambda x: -int(-x // 1)}.get(way, round)
+    rounding: Callable[[float], int] = math.ceil if way == "up" else math.floor if way == "down" else round
     factor = factor // 2 if way == "half" else factor * 2 if way == "double" else factor
     rows, columns = (max(factor, rounding(n / factor) * factor) for n in (height, width))
     if way != "no limits" and (rows * columns > max_pixels or rows * columns < min_pixels):

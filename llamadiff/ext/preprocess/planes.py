@@ -103,6 +103,12 @@ def readings(dump: Array, planes: Planes, kind: str) -> Iterator[Reading]:
     if not fits and dump.size == prod(sizes) and not _is_cut(shape, sizes):
         fits = list(permutations(names))  # its shape says nothing
     found = [_transposed(dump, order, sizes, kind) for order in fits]
+    if fits:  # values that lie in another order than their shape says
+        usual = ("TCHW", "THWC") if kind == "picture" else ("TCHW", "TCWH")
+        orders = dict.fromkeys(tuple(axis for axis in order if axis in names) for order in usual)
+        for read in [_transposed(dump, order, sizes, kind) for order in orders if order not in fits]:
+            wrong = f"values lie as {read.says} in memory, under a shape of {found[0].says}"
+            found.append(Reading(read.says, read.values, wrong))
     found += list(_from_patches(dump, shape, planes)) if kind == "picture" else []
     yield from sorted(found, key=lambda each: each.wrong is not None)
 
