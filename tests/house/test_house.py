@@ -51,6 +51,7 @@ ALLOWED = {
         "llamadiff/ext/state/report.py",
         "llamadiff/ext/watch/report.py",
         "llamadiff/ext/port/page.py",
+        "llamadiff/ext/preprocess/page.py",
         "llamadiff/ext/sweep/page.py",
         "llamadiff/ext/prompt/templates/page.py",
         "llamadiff/ext/prompt/tokens/page.py",

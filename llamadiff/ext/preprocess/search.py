@@ -137,10 +137,10 @@ class Search:
 
     def explain(self) -> Found | None:
         """The fewest causes that explain a dump, of these what leaves least."""
-        found = self._with(self.truth, (), self.exactly)
+        found = list[Found]()
         for change, planes in self._runs(changes_of(self.processor.about, self.kind)):
             found += self._with(planes, (change,), self.allowed)
-        found += self._in_other_orders(self.truth, ())
+        found += [*self._with(self.truth, (), self.exactly), *self._in_other_orders(self.truth, ())]
         if not any(len(each.causes) == 1 for each in found):
             found += self._cut_short()
         if not found and not self._near and self.kind == "picture":

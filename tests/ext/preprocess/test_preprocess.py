@@ -244,6 +244,7 @@ WRONG = {
         "transposed": (lambda: clip(wide()).swapaxes(1, 2), "rows and columns are exchanged"),
         "resized to more": (lambda: normalized(cropped(shortest(wide(), 73), 64)), "shorter side is resized to 73"),
         "patches": (lambda: squares(clip(wide()), columns_first=True), "column by column"),
+        "memory": (lambda: clip(wide()).transpose(1, 2, 0).reshape(3, 64, 64), "values lie as HWC in memory"),
     },
     ("clip", "turned.png"): {"EXIF": (lambda: clip(wide()), "EXIF orientation is ignored")},
     ("clip", "glass.png"): {"over white": (lambda: clip(laid_over((255, 255, 255))), "laid over white")},
@@ -295,6 +296,15 @@ WRONG = {
 }
 
 
+QUICK = ("siglip", "wide.png"), ("clip", "turned.png")
+
+
+def cases_of(table):
+    """The processors and files of a table; but for a few they are slow, since each case is many runs."""
+    marks = {each: () if each in QUICK else (pytest.mark.slow,) for each in table}
+    return [pytest.param(*each, marks=marks[each]) for each in table]
+
+
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
     """A function: what is said of a dump, of a processor and a file by their names."""
@@ -319,14 +329,14 @@ def save(transformers, processor, folder):
 
 
 @needs("transformers", "PIL")
-@pytest.mark.parametrize(("processor", "name"), RIGHT)
+@pytest.mark.parametrize(("processor", "name"), cases_of(RIGHT))
 def test_what_is_right_is_right(judged, processor, name):
     found = {case: judged(processor, name, make()) for case, make in RIGHT[processor, name].items()}
     assert {case: each.verdict for case, each in found.items()} == dict.fromkeys(found, "match")
 
 
 @needs("transformers", "PIL")
-@pytest.mark.parametrize(("processor", "name"), WRONG)
+@pytest.mark.parametrize(("processor", "name"), cases_of(WRONG))
 def test_mistakes_are_named(judged, processor, name):
     found = {case: (judged(processor, name, make()), words) for case, (make, words) in WRONG[processor, name].items()}
     assert {case: each.verdict for case, (each, _) in found.items()} == dict.fromkeys(found, "wrong")
