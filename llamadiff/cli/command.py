@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-START, CI, LLAMA_CPP, MODEL, MORE = PANELS = ("Start", "In CI", "llama.cpp", "Model", "More")
+START, CI, LLAMA_CPP, MODEL = PANELS = ("Start", "In CI", "llama.cpp", "Model")
 
 
 @dataclass(frozen=True)

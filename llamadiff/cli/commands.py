@@ -12,7 +12,7 @@ import typer
 from llamadiff import plugins
 from llamadiff.cli import listings
 from llamadiff.cli import options as opt
-from llamadiff.cli.command import CI, MORE, START, Command
+from llamadiff.cli.command import CI, START, Command
 from llamadiff.cli.inputs import RunOptions, prompt_or_trace, rules_of, settings_of, token_ids
 from llamadiff.cli.options import finish
 from llamadiff.cli.reports import Reports, with_reports, with_reports_of_several
@@ -202,5 +202,5 @@ COMMANDS = (
         'llamadiff check captures/ --candidate "cmd: ./engine --tokens {tokens} --dump {out}"   is your engine?',
     )),
     Command(CI, with_reports(diff), ("llamadiff diff right.safetensors mine.safetensors --model model.gguf",)),
-    Command(MORE, listings.doctor),
+    Command(START, listings.doctor),
 )  # fmt: skip

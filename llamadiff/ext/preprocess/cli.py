@@ -35,7 +35,7 @@ def preprocess(
     ] = None,
     *, reports: Reports,
 ) -> None:  # fmt: skip
-    """Compare what an encoder is fed with the checkpoint's own processor.
+    """Compare an encoder's input with the checkpoint's own processor.
 
     Pictures and sound: which step is wrong, from the resize to the order of patches, and how."""
     from llamadiff.ext.preprocess.judge import judge_preprocessing

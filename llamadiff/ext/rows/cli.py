@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from llamadiff.cli import options as opt
-from llamadiff.cli.command import MORE, Command
+from llamadiff.cli.command import MODEL, Command
 
 Count = Annotated[int, typer.Argument(help="How many tokens the prompt has.", min=1, max=1 << 30, metavar="N")]
 
@@ -21,4 +21,4 @@ def rows(model: opt.Model, count: Count) -> None:
     typer.echo(in_words(chosen(words_of(RowModel(ModelFile(model)), AUTO), count)).replace(" ", ""))
 
 
-COMMANDS = (Command(MORE, rows, ("llamadiff rows model.gguf 32768                       which rows to dump",)),)
+COMMANDS = (Command(MODEL, rows, ("llamadiff rows model.gguf 32768                       which rows to dump",)),)
