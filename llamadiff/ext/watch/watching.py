@@ -28,13 +28,17 @@ from llamadiff.system.stale_files import temporary_directory
 
 @dataclass(frozen=True)
 class JudgedGraph:
-    """One graph: what it is called, what was found of its nodes, whose ggml computed it, whether on a device."""
+    """One graph: what it is called, what was found of its nodes, whose ggml computed it, whether on a device.
+
+    ``fed``: inputs of an encoder that it was given, by their names.
+    """
 
     name: str
     head: Head
     checks: Sequence[NodeCheck]
     ggml: Ggml
     on_device: bool
+    fed: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -160,4 +164,4 @@ class _Judge:
             self.graphs += 1
             if graph.checks:
                 name = self._names.name(graph.read, [*graph.read.values()], graph.nodes, graph.fills)
-                self.tell(JudgedGraph(name, head, graph.checks, ggml, graph.on_device))
+                self.tell(JudgedGraph(name, head, graph.checks, ggml, graph.on_device, (*graph.fed,)))

@@ -35,7 +35,9 @@ static void * made(void * context, int rows) {
 
 int main(void) {
     void * context = ggml_init((struct params) { 1 << 24, NULL, false });
-    void * y = ggml_soft_max(context, ggml_mul_mat(context, made(context, 32), made(context, 5)));
+    void * x = made(context, 5);
+    ggml_set_name(x, "inp_raw");
+    void * y = ggml_soft_max(context, ggml_mul_mat(context, made(context, 32), x));
     ggml_set_name(y, "probabilities");
     void * graph = ggml_new_graph(context);
     ggml_build_forward_expand(graph, y);

@@ -143,6 +143,16 @@ def graphs(made_of):
     return made_of("graphs.c")
 
 
+def test_what_an_encoder_is_fed_is_kept_and_said_not_to_be_judged(graphs, tmp_path):
+    done = watched_by([graphs], ("--keep", tmp_path / "kept"))
+    said = " ".join(done.stderr.split())
+    assert "what was fed to the encoder (inp_raw) was not judged" in said
+    assert "llamadiff preprocess CHECKPOINT FILE --candidate DIR/0-inp_raw.npy" in said
+    fed = np.load(tmp_path / "kept/0-inp_raw.npy")
+    right = (7 * np.arange(64 * 5) % 13 - 6) / np.float32(13)
+    np.testing.assert_allclose(fed.reshape(-1), right, rtol=1e-6)
+
+
 @pytest.fixture(scope="module")
 def large(made_of):
     return made_of("large.c")

@@ -1,0 +1,64 @@
+"""The command preprocess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llamadiff.cli.command import MODEL, Command
+from llamadiff.cli.options import finish
+from llamadiff.cli.reports import Reports, with_files
+from llamadiff.report.formats import Format
+from llamadiff.system.collisions import refuse_collisions
+
+FORMATS = (Format("json", (".json",), "ext.preprocess.page:as_json", plain=True),)
+
+
+def preprocess(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(help="A directory with the checkpoint's preprocessor_config.json.", metavar="CHECKPOINT"),
+    ],
+    file: Annotated[Path, typer.Argument(help="The picture, or the .wav file, that the engine read.", metavar="FILE")],
+    candidate: Annotated[
+        Path,
+        typer.Option(
+            "--candidate", help="What your engine fed its encoder: .npy, .safetensors, .f32, .f16, .bf16, .npz.",
+            metavar="FILE", show_default=False,
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="The tensor, where the file holds several.", metavar="NAME", show_default=False),
+    ] = None,
+    *, reports: Reports,
+) -> None:  # fmt: skip
+    """Compare an encoder's input with the checkpoint's own processor.
+
+    Pictures and sound: which step is wrong, from the resize to the order of patches, and how."""
+    from llamadiff.ext.preprocess.judge import judge_preprocessing
+    from llamadiff.ext.preprocess.page import print_preprocessed
+    from llamadiff.report.status_line import progress
+    from llamadiff.report.terminal.report import make_console
+
+    refuse_collisions(
+        [("the checkpoint", checkpoint), ("the file", file), ("the candidate", candidate)], reports.output_files
+    )
+    with progress() as shown:
+        found = judge_preprocessing(checkpoint, file, candidate, name, shown)
+    reports.write(found, lambda each: print_preprocessed(each, make_console()))
+    finish(found.verdict)
+
+
+COMMANDS = (
+    Command(
+        MODEL,
+        with_files(preprocess, FORMATS),
+        (
+            "llamadiff preprocess checkpoint/ cat.png --candidate pixels.npy",
+            "llamadiff preprocess checkpoint/ speech.wav --candidate mel.f32",
+        ),
+    ),
+)
