@@ -31,9 +31,7 @@ class Schedule:
         self.replay, self.every, self.sources = replay, replay.lanes, replay.sources
         self._taps, self._new_step = model.taps, partial(model.engine.step, info.tokens, info.positions, tap=replay)
         self._apart: dict[tuple[str, str], Mapping[str, float]] = {}  # by source and word, as all lanes showed it once
-        self._kept: dict[
-            tuple[str, str], set[str]
-        ] = {}  # the same -> policies that are not left out while such taps come
+        self._kept: dict[tuple[str, str], set[str]] = {}  # the same -> policies that stay while such taps come
         self._judged = 0  # findings before the present part
 
     def run(self, parts: Sequence[Part], first: Sequence[Lane] | None = None) -> Array:
