@@ -28,7 +28,7 @@ from llamadiff.system.started import Process, kill, start
 
 MAX_LOG = 1 << 24  # bytes
 MOST = 8  # characters that are named
-_ALL_WELL = re.compile(r"\bloaded \S+ backend\b|^ggml_\w+_init: found ")  # lines of a log that explain no error
+_ALL_WELL = re.compile(r"\bloaded \S+ backend\b|^ggml_\w+(_init: found |: No devices found)")  # explains no error
 
 Hear = Callable[[dict[str, Any], Sequence[Any]], None]  # is given each answer, and the bytes that came with it
 

@@ -19,8 +19,7 @@ def round_f16(x: Array) -> Array:
     with np.errstate(over="ignore"):
         y = np.asarray(np.where(small, x.dtype.type(0), x).astype(np.float16).astype(x.dtype))
     # small ones are multiples of 2^-24: beside the step there is no place for bits below, and it is taken off again
-    np.copyto(y, np.copysign(x + step - step, x), where=small)
-    return y
+    return np.where(small, np.copysign(x + step - step, x), y)
 
 
 def round_bf16(x: Array) -> Array:

@@ -186,6 +186,13 @@ def _rule(judged: Judged) -> Ruling:
     return of_run(of_taps, checks, judged.blamed, judged.coverage.is_enough)
 
 
+def ruled_again(result: Comparison) -> Comparison:
+    """A result whose rows, checks or causes are others now: its verdict by these, and what is said of it."""
+    ruling = _rule(result)
+    said, steps = summarize(ruling.verdict, result, result), next_steps(ruling.verdict, result, result.is_engine)
+    return replace(result, reasons=(), next_steps=steps).overrule(ruling, said)
+
+
 def _sides(model: Runnable, baseline: Trace, candidate: Trace | None) -> Sides:
     """Who was compared: the engine where there is no candidate."""
     info = baseline.info

@@ -117,7 +117,7 @@ def test_two_traces_of_one_engine_are_called_by_their_files(folder, monkeypatch)
 @pytest.mark.parametrize(
     ("log", "said"),
     [("load_backend: loaded CPU backend from /x/libggml-cpu.so\n", "it failed"), ("", "it failed"),
-     ("ggml_cuda_init: found 1 CUDA devices:\n", "it failed"),
+     ("ggml_cuda_init: found 1 CUDA devices:\n", "it failed"), ("ggml_vulkan: No devices found.\n", "it failed"),
      ("load_backend: loaded CPU backend\nno such type\n", "it failed (it said: no such type)"),
      ("error: bad magic\nload_backend: loaded CPU backend\n", "it failed (it said: bad magic)")],
 )  # fmt: skip

@@ -12,13 +12,10 @@ from llamadiff.candidates.reference import record
 from llamadiff.engines.run_spec import How
 from llamadiff.ext.graph.model import GraphModel
 from llamadiff.ext.heads.head_reader import OF_TRUNK
-from llamadiff.judge.verdict import of_run
 from llamadiff.result.comparison import Comparison
 from llamadiff.result.rows import with_explanations
 from llamadiff.trace.reader import Trace
 from llamadiff.trace.taps import layer_of
-from llamadiff.words.advice import next_steps
-from llamadiff.words.summary import summarize
 
 TAKEN_FOR_ITS_OWN = "nothing was recorded of the trunk: causes were sought as if its layers were right"
 
@@ -43,7 +40,7 @@ def explain_with_trunk(
     result: Comparison, model: GraphModel, baseline: Trace, candidate: Trace, how: How
 ) -> Comparison:
     """The result with causes of what is wrong behind the trunk, and had none."""
-    from llamadiff.verbs.judging import judge
+    from llamadiff.verbs.judging import judge, ruled_again
 
     names = [name for name in trunk_taps(model) if name in baseline]
     known = {tap for each in result.diagnosis if each.known for tap in each.taps}
@@ -60,14 +57,7 @@ def explain_with_trunk(
         return result
     explained = {tap for each in found for tap in each.taps}
     kept = (each for each in result.diagnosis if explained.isdisjoint(each.taps))
-    result = replace(
+    return ruled_again(replace(
         result, rows=with_explanations(result.rows, found), diagnosis=(*kept, *found),
         notes=(*result.notes, TAKEN_FOR_ITS_OWN),
-    )  # fmt: skip
-    verdicts = [row.verdict for row in result.rows], [each.verdict for each in result.preflight]
-    ruling = of_run(*verdicts, result.blamed, result.coverage is not None and result.coverage.is_enough)
-    said, steps = summarize(ruling.verdict, result, result), next_steps(ruling.verdict, result, result.is_engine)
-    return replace(
-        result, verdict=ruling.verdict, reasons=ruling.reasons, headline=said.headline, proof=said.clauses,
-        next_steps=steps,
-    )  # fmt: skip
+    ))  # fmt: skip

@@ -11,13 +11,12 @@ from llamadiff.ext.rows.cut import cut, kept_of
 from llamadiff.ext.rows.positions import in_tokens, looked_at
 from llamadiff.ext.rows.row_engine import BASELINE, RowModel, keys_of
 from llamadiff.judge.preflight.checks import Check
-from llamadiff.judge.verdict import is_right, of_run
+from llamadiff.judge.verdict import is_right
 from llamadiff.plugins import SomeRows
 from llamadiff.result.comparison import Comparison
 from llamadiff.system.errors import UserError
 from llamadiff.trace.reader import Trace
-from llamadiff.words.advice import next_steps
-from llamadiff.words.summary import summarize
+from llamadiff.verbs.judging import ruled_again
 
 
 def some_rows(model: Runnable, baseline: Trace, candidate: Trace | None) -> SomeRows | None:
@@ -51,11 +50,4 @@ def some_rows(model: Runnable, baseline: Trace, candidate: Trace | None) -> Some
 
 def _with_check(result: Comparison, check: Check) -> Comparison:
     """The result with one check more, which decides."""
-    result = replace(result, preflight=(*result.preflight, check))
-    verdicts = [row.verdict for row in result.rows], [each.verdict for each in result.preflight]
-    ruling = of_run(*verdicts, result.blamed, result.coverage is not None and result.coverage.is_enough)
-    said, steps = summarize(ruling.verdict, result, result), next_steps(ruling.verdict, result, result.is_engine)
-    return replace(
-        result, verdict=ruling.verdict, reasons=ruling.reasons, headline=said.headline, proof=said.clauses,
-        next_steps=steps,
-    )  # fmt: skip
+    return ruled_again(replace(result, preflight=(*result.preflight, check)))

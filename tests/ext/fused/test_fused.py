@@ -15,7 +15,10 @@ from models.options import OPTIONS
 from models.small import write_model
 from optional import needs, program
 
+from llamadiff.engines.run_spec import Run
+from llamadiff.ext.fused.compare import judge_kernels
 from llamadiff.llamacpp.shipped import shipped_model
+from llamadiff.system.errors import UserError
 
 TOKENS = ("--tokens", "1,17,5,40")
 
@@ -72,8 +75,8 @@ def test_right_models_are_right(tmp_path, name):
 
 
 def test_decode_steps_are_refused():
-    done = run("fused", shipped_model(), *TOKENS, "--n-predict", "1")
-    assert done.returncode == 2
+    with pytest.raises(UserError, match="kernels are looked for in one batch"):
+        judge_kernels(shipped_model(), Run(tokens=(1, 17, 5), n_predict=1))
 
 
 def test_split_tensors_are_refused():
