@@ -92,23 +92,24 @@ def _as_far_as_seen(d: Deviation, near: Array) -> Iterator[Fact]:
     positions = np.array(d.positions)
     step = positions[None, :] - positions[:, None]
     wrong = d.bad_rows & (near.diagonal() > SAME)
-    told = wrong[:, None] & (step != 0) & ~_alike(d.expected)
-    there = told & (near <= SAME)
+    comparable = wrong[:, None] & (step != 0) & ~_alike(d.expected)
+    matches = comparable & (near <= SAME)
     counts = {
-        int(by): (int((there & (step == by)).sum()), int((told & (step == by)).sum())) for by in np.unique(step[there])
+        int(by): (int((matches & (step == by)).sum()), int((comparable & (step == by)).sum()))
+        for by in np.unique(step[matches])
     }
-    borne = {by: found for by, (found, seen) in counts.items() if found >= max(LEAST_ROWS, NEARLY * seen)}
-    moved = np.flatnonzero(there.any(axis=1))
-    if borne:
-        by = max(borne, key=lambda each: (borne[each], -abs(each)))
+    supported = {by: found for by, (found, seen) in counts.items() if found >= max(LEAST_ROWS, NEARLY * seen)}
+    moved = np.flatnonzero(matches.any(axis=1))
+    if supported:
+        by = max(supported, key=lambda each: (supported[each], -abs(each)))
         which = (
-            f"the {borne[by]} wrong tokens"
-            if borne[by] == wrong.sum()
-            else f"{borne[by]} of {wrong.sum()} wrong tokens"
+            f"the {supported[by]} wrong tokens"
+            if supported[by] == wrong.sum()
+            else f"{supported[by]} of {wrong.sum()} wrong tokens"
         )
-        yield Fact("rows", f"{which} have the values of the one {_steps(by)} them", (by, borne[by]))
+        yield Fact("rows", f"{which} have the values of the one {_steps(by)} them", (by, supported[by]))
     elif len(moved) >= LEAST_ROWS:
-        source = np.where(there, near, np.inf).argmin(axis=1)
+        source = np.where(matches, near, np.inf).argmin(axis=1)
         each = listed([f"token {i} those of token {source[i]}" for i in moved])
         says = f"{len(moved)} of {wrong.sum()} wrong tokens have the values of others: {each}"
         yield Fact("rows", says, (*map(int, moved), *map(int, source[moved])))

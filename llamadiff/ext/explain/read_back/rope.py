@@ -241,8 +241,8 @@ def _told_positions(t: Turned, positions: Array) -> Facts:
     else:
         whole = [int(p) if p == int(p) else float(f"{p:.4g}") for p in np.round(positions, 3)]
         has_gaps = (np.diff(t.positions) > 1).any() and not heads and all(isinstance(p, int) for p in whole)
-        told = law(np.array(whole), np.array(t.positions, int)) if has_gaps else None
-        says = told or f"the rows{heads} are rotated by the positions {_in_runs(whole)}"
+        by_law = law(np.array(whole), np.array(t.positions, int)) if has_gaps else None
+        says = by_law or f"the rows{heads} are rotated by the positions {_in_runs(whole)}"
         yield Fact("positions", says, tuple(whole))
 
 
