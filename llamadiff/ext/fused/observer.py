@@ -13,7 +13,7 @@ class FusedObserver(Observer):
     """Every node as it runs alone; then passes as they are asked for, each with an empty memory.
 
     Of a pass some ranges of nodes are ``hidden``: their values are not asked for, and llama.cpp may run them together
-    with what comes after. Values of others are told; or of one node what it reads, too.
+    with what comes after. Values of others are reported; or of one node what it reads, too.
     """
 
     hidden: Sequence[Sequence[int]] = ()
@@ -31,7 +31,7 @@ class FusedObserver(Observer):
                 break
             count += 1
             say(phase=f"run {count} with nodes that nobody looks at")
-            self.hidden, self.places, self.only = asked["hidden"], set(asked["told"]), asked["only"]
+            self.hidden, self.places, self.only = asked["hidden"], set(asked["reported"]), asked["only"]
             self._tell(PLACES if self.only is None else NODES)
             if self.remembers:
                 self.lib.llama_memory_clear(self.lib.llama_get_memory(context), True)

@@ -18,42 +18,42 @@ class FusedReader(NodeReader):
     nodes: tuple[NodeCheck, ...] = ()
     found = Found()
     _search: Asking | None = None
-    _asked = Pass()
+    _last_pass = Pass()
 
     def _asks(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         """The process waits to be told what to run next."""
         if self._search is None:
             self.checker.settle()
             self.nodes, self._search = tuple(self.checker.results), kernels(tuple(self.checker.results))
-            self._told: dict[int, Any] = {}
+            self._values: dict[int, Any] = {}
             self._ask_for(None)
         else:
-            told, self._told = self._told, {}
-            self._ask_for(told)
+            values, self._values = self._values, {}
+            self._ask_for(values)
 
-    def _ask_for(self, told: Mapping[int, Any] | None) -> None:
+    def _ask_for(self, values: Mapping[int, Any] | None) -> None:
         assert self._search is not None
         try:
-            self._asked = next(self._search) if told is None else self._search.send(told)
+            self._last_pass = next(self._search) if values is None else self._search.send(values)
         except StopIteration as ended:
             self.found = ended.value
             self.tell(fused={})
         else:
-            asked = self._asked
-            self.tell(fused={"hidden": asked.hidden, "told": asked.told, "only": asked.judged})
+            last = self._last_pass
+            self.tell(fused={"hidden": last.hidden, "reported": last.reported, "only": last.judged})
 
     def _value(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
-        self._told[answer["value"]] = Value(SentTensor(answer["node"], bytes(data[0]), self.order))
+        self._values[answer["value"]] = Value(SentTensor(answer["node"], bytes(data[0]), self.order))
 
     def _computed(self, answer: Mapping[str, Any], data: Sequence[Any]) -> None:
         if self._search is None:
             super()._computed(answer, data)
             return
-        node, place = self._pending, self._asked.judged
+        node, place = self._pending, self._last_pass.judged
         assert node is not None
         assert place is not None
-        self.checker.done(replace(node, said={**node.said, "looks": answer["looks"]}, data=self._asked.value))
-        self._told[place] = self.checker.results.pop()
+        self.checker.done(replace(node, said={**node.said, "looks": answer["looks"]}, data=self._last_pass.value))
+        self._values[place] = self.checker.results.pop()
 
     def finish(self) -> None:
         """What was found of nodes is settled before kernels are looked for."""

@@ -25,20 +25,20 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Pass:
-    """What is to be run: ranges of nodes that nobody looks at, and which values are told.
+    """What is to be run: ranges of nodes that nobody looks at, and which values are reported.
 
     ``judged``: a node that is judged on the inputs that it has where all run alone; ``value``, what it gave elsewhere.
     """
 
     hidden: tuple[Range, ...] = ()
-    told: tuple[int, ...] = ()
+    reported: tuple[int, ...] = ()
     judged: int | None = None
     value: bytes = b""
 
 
 @dataclass(frozen=True)
 class Value:
-    """What a node gave, as it was told and as it lies in memory."""
+    """What a node gave, as it was reported and as it lies in memory."""
 
     tensor: SentTensor
 
@@ -56,14 +56,13 @@ class Value:
 class Kernel:
     """Nodes ``first`` to ``last`` that run as one: what is found of the last, on inputs of nodes that ran alone.
 
-    ``apart``: NMSE of its values beside those of its nodes alone; ``layers``: others in which the same nodes run so.
+    ``apart``: NMSE of its values beside those of its nodes alone.
     """
 
     first: int
     last: int
     check: NodeCheck
     apart: float
-    layers: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,18 +71,17 @@ class Found:
 
     kernels: tuple[Kernel, ...] = ()
     steady: bool = True
-    passes: int = 0
 
 
 Asking = Generator[Pass, Mapping[int, Any], Any]
 
 
 def kernels(nodes: Sequence[NodeCheck]) -> Asking:
-    """Look for kernels of several of the nodes of a pass: yields passes, is sent what they told, returns ``Found``."""
-    kinds: dict[tuple[Any, ...], Kernel] = {}
+    """Look for kernels of several of a pass's nodes: yields passes, is sent what they reported, returns ``Found``."""
+    found: list[Kernel] = []
     steady = True
     for ends in _ends(nodes):
-        alone, again = (yield Pass(told=ends)), (yield Pass(told=ends))
+        alone, again = (yield Pass(reported=ends)), (yield Pass(reported=ends))
         steady = steady and all(alone[end].is_like(again[end]) for end in ends)
         if not steady:
             break
@@ -98,9 +96,8 @@ def kernels(nodes: Sequence[NodeCheck]) -> Asking:
             distance, kind = alone[end].apart(seen[end]), _kind(nodes, first, end)
             if not alone[end].is_like(seen[end]) and not distance <= TIMES * apart.get(kind, -1.0):
                 apart[kind] = distance
-                yield from _within(nodes, first, end, kinds)
-    found = sorted(kinds.values(), key=lambda kernel: (kernel.last, kernel.first))
-    return Found(tuple(found), steady)
+                yield from _within(nodes, first, end, found)
+    return Found(tuple(sorted(found, key=lambda kernel: (kernel.last, kernel.first))), steady)
 
 
 def _ends(nodes: Sequence[NodeCheck]) -> list[tuple[int, ...]]:
@@ -120,10 +117,10 @@ def _kind(nodes: Sequence[NodeCheck], first: int, last: int) -> tuple[Any, ...]:
 
 
 def _within(
-    nodes: Sequence[NodeCheck], first: int, end: int, kinds: dict[tuple[Any, ...], Kernel]
+    nodes: Sequence[NodeCheck], first: int, end: int, found: list[Kernel]
 ) -> Generator[Pass, Mapping[int, Any], None]:
-    """The kernels of a span, those of a kind that was not met before judged."""
-    alone = yield Pass(told=tuple(range(first, end + 1)))
+    """Add the kernels of a span, judged: those of a kind that was not met before, or that are much further off."""
+    alone = yield Pass(reported=tuple(range(first, end + 1)))
     while first < end:
         last = None
         for place in range(first + 1, end + 1):  # the nearest end of one
@@ -139,10 +136,11 @@ def _within(
             if not fused.is_like(alone[last]):
                 break
         last, fused = yield from _longest(begin, last, end, fused)
-        kind = _kind(nodes, begin, last)
-        if kind not in kinds:
+        kind, apart = _kind(nodes, begin, last), alone[last].apart(fused)
+        alike = [kernel.apart for kernel in found if _kind(nodes, kernel.first, kernel.last) == kind]
+        if not alike or not apart <= TIMES * max(alike):
             check = (yield Pass(judged=last, value=bytes(fused.tensor.data)))[last]
-            kinds[kind] = Kernel(begin, last, check, alone[last].apart(fused))
+            found.append(Kernel(begin, last, check, apart))
         first = last + 1
 
 

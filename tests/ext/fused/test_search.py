@@ -30,7 +30,8 @@ def sent(values):
 class Device:
     """Each node adds to the one before; nodes of a kernel add otherwise, by a last digit or by far."""
 
-    def __init__(self, count, fuses, off=1e-6, is_steady=True):
+    def __init__(self, count, fuses, off=1e-6, is_steady=True, worse_from=1 << 30):
+        self.worse_from = worse_from
         self.count, self.fuses, self.off, self.is_steady = count, fuses, off, is_steady
         self.runs = 0
 
@@ -53,13 +54,13 @@ class Device:
             for place in range(first, last + 1):
                 x = np.float32(1.01) * x + np.float32(place % 7)
             if last > first:
-                x = x * np.float32(1 + self.off)
+                x = x * np.float32(1 + (self.off if first < self.worse_from else 1e-2))
             values[last] = x
         if not self.is_steady:
             values = {place: x * np.float32(1 + 1e-3 * self.runs) for place, x in values.items()}
         if asked.judged is not None:
             return {asked.judged: ("judged", asked.judged, asked.value)}
-        return {place: sent(values[place]) for place in asked.told}
+        return {place: sent(values[place]) for place in asked.reported}
 
 
 def looked_for(device):
@@ -103,6 +104,12 @@ def test_what_runs_as_one_is_found(fuses, off):
 def test_kernels_of_the_same_nodes_are_judged_once():
     fuses = [(layer * LAYER + 3, layer * LAYER + 5) for layer in range(4)]
     assert [(kernel.first, kernel.last) for kernel in looked_for(Device(4 * LAYER, fuses)).kernels] == [(3, 5)]
+
+
+def test_a_kernel_that_is_further_off_in_a_later_layer_is_judged_there_too():
+    fuses = [(layer * LAYER + 3, layer * LAYER + 5) for layer in range(4)]
+    found = looked_for(Device(4 * LAYER, fuses, worse_from=2 * LAYER))
+    assert [(kernel.first, kernel.last) for kernel in found.kernels] == [(3, 5), (27, 29)]
 
 
 def test_nothing_is_found_where_nothing_runs_as_one():
