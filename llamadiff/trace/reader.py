@@ -89,7 +89,8 @@ class Trace(Mapping[str, Array]):
         self.kept = kept or {}
         self.printed = printed or Printed()
         self.sketch = sketch
-        self._arrays = arrays
+        none = {name for name, mask in self.known.items() if not mask.any()}  # nothing known: it was not recorded
+        self._arrays = {name: arrays[name] for name in arrays if name not in none} if none else arrays
 
     def under(self, info: Info) -> Trace:
         """The same tensors, of a run that is described otherwise."""
@@ -140,8 +141,7 @@ class Trace(Mapping[str, Array]):
         names = [name for name in names if name in self] if names is not None else list(self)
         cuts = {name: _token_slices(name, self.shape(name), len(self.info.tokens), n) for name in names}
         known = {name: mask[cuts[name]] for name, mask in self.known.items() if cuts.get(name) is not None}
-        there = [name for name in names if cuts[name] is not None and (name not in known or known[name].any())]
-        arrays = {name: self._arrays[name][cuts[name]] for name in there}
+        arrays = {name: self._arrays[name][cuts[name]] for name in names if cuts[name] is not None}
         kinds, slack = {name: self.dtypes[name] for name in arrays}, self.printed.slack
         printed = replace(self.printed, slack={name: slack[name][cuts[name]] for name in slack if name in arrays})
         return Trace(self.info.head(n), arrays, kinds, self.path, known, self.kept, printed)

@@ -272,6 +272,14 @@ def test_dumps_are_checked(name, content, message, small_model, captured, tmp_pa
         judged(tmp_path, small_model(), captured("llama"))
 
 
+def test_a_tap_without_a_value_is_not_recorded(small_model, captured, tmp_path):
+    """A text of no numbers, or of none that are places: it was a MATCH once."""
+    np.save(tmp_path / "result_output.npy", captured("llama")["result_output"])
+    (tmp_path / "embd.txt").write_text("# nothing yet\n", encoding="utf-8")
+    comparison = judged(tmp_path, small_model(), captured("llama"))
+    assert [row.tap for row in comparison.rows] == ["result_output"]
+
+
 def test_pickles_are_refused(small_model, captured, tmp_path):
     np.save(tmp_path / "embd.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(UserError, match="not a plain"):
