@@ -56,6 +56,6 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "words": (
         "What is said of a result.",
-        ("advice", "blame", "diagnosis_text", "provenance", "repairs", "summary", "unjudged"),
+        ("advice", "blame", "diagnosis_text", "provenance", "repairs", "unjudged"),
     ),
 }  # fmt: skip
