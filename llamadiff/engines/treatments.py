@@ -34,9 +34,9 @@ def undone(array: Array, tap: taps.Tap, done: Sequence[str], model: Runnable) ->
         if tap.name not in model.weight_names:
             raise UserError(f'{tap.name}: done = ["unweighted"], but no weight of this model belongs to it')
         name = model.weight_names[tap.name]
-        bias = name.replace(".weight", ".bias")
-        array = array * model.weights.vector(name)
-        array = array + model.weights.vector(bias) if bias in model.weights else array
+        weight, bias = model.weights.vector(name), name.replace(".weight", ".bias")
+        rows = array.reshape(-1, weight.size) * weight  # of a token, of a head, or of all groups of a token
+        array = (rows + model.weights.vector(bias) if bias in model.weights else rows).reshape(array.shape)
     for factor in filter(None, map(factor_of, done)):
         array = array / array.dtype.type(factor)
     return array

@@ -105,9 +105,10 @@ class _Pieces:
         if piece is None:
             return None
         try:
-            return place_in_tap(piece, tap, entry, self.model, self.n_tokens)
+            values, known = place_in_tap(piece, tap, entry, self.model, self.n_tokens)
         except UserError:
             return None
+        return (values, known) if values.shape == taps.shape_of(tap, self.n_tokens, self.model.sizes) else None
 
     def lines(self, tap: taps.Tap) -> Iterator[Entry]:
         """All under which a tensor of its layer fits a tap."""
@@ -121,7 +122,7 @@ class _Naming(Tap):
 
     def __init__(self, pieces: _Pieces, lines: Lines, last: int | None = None) -> None:
         self.pieces, self.lines, self.last = pieces, dict(lines), last
-        self.taps = {tap.name: tap for tap in pieces.model.taps if tap.kind.word in taps.BY_WORD}
+        self.taps = {tap.name: tap for tap in pieces.model.taps}
         self.used = {each for entry in lines.values() for each in _uses(entry.name)}  # what others cannot be called
         self.met = dict[str, bool]()  # of what has a name: whether it is what the engine computes there
         self.open = dict[str, _Sample]()  # of what has none: what the engine computes

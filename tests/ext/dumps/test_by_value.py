@@ -47,7 +47,7 @@ def judged(candidate: Path, model: Path, baseline: Trace, mapping: str = "auto")
     return verbs.check(baseline, model, How(name_map=mapping), candidate)
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "moe"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "moe", "mamba2"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_right_engine_is_lined_up(
     arch: str, first: int, small_model: Callable[..., Path], captured: Callable[..., Trace], tmp_path: Path

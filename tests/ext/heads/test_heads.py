@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from string import ascii_letters
 
 import numpy as np
 import pytest
@@ -103,6 +104,19 @@ def test_other_names_are_known(ran):
     assert result.extra == ()
     assert result.verdict == "match", result.headline
     assert len(result.rows) == len(NAMES)
+
+
+@pytest.mark.parametrize("lacking", [(), ("mtp_hnorm-2",)], ids=["all", "a row less"])
+def test_names_that_nobody_knows_are_found_by_values(lacking, ran):
+    """Those that the vocabulary has not, too; a tensor of another shape is no tap."""
+    one = ran("glm4moe")
+    own = of_head(run_with(one.path, TOKENS))
+    letters = ascii_letters[: len(own)]
+    names = {name: f"w{letter}.2" if name.endswith("-2") else letter for letter, name in zip(letters, own, strict=True)}
+    result = one.judged({names[tap]: x[1:] if tap in lacking else x for tap, x in own.items()}, name_map="auto")
+    assert result.verdict == "match", result.headline
+    assert result.extra == tuple(names[tap] for tap in lacking)
+    assert len(result.rows) == len(own) - len(lacking)
 
 
 def test_an_engine_without_a_row_for_the_first_token_is_told_so(ran, tmp_path):
