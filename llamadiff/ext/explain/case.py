@@ -23,7 +23,6 @@ from llamadiff.numerics.rounding_tap import Carrier
 from llamadiff.trace import taps
 
 Array = NDArray[Any]
-RANKED = "ffn_moe_probs_biased", "ffn_moe_probs", "ffn_moe_logits"  # what experts are chosen by, the last first
 
 
 class NotRecordedError(Exception):
@@ -206,9 +205,10 @@ class Case:
         if self.tap.kind.word == "kq":
             x = np.where(self.run.positions[None, :] > self.run.positions[:, None], x.dtype.type(0), x)
         if self.tap.kind.op == "ARGSORT" and np.isfinite(x).all():  # by what is chosen; or else by the choice itself
-            for name in (*self.run.model.inputs(self.tap), *(f"{word}-{self.tap.layer}" for word in RANKED)):
+            for word in self.tap.kind.inputs.split("|"):
                 with suppress(NotRecordedError):
-                    return np.asarray(np.take_along_axis(self.values(name)[0], x.astype(np.int64), axis=-1))
+                    scores = self.values(f"{word}-{self.tap.layer}")[0]
+                    return np.asarray(np.take_along_axis(scores, x.astype(np.int64), axis=-1))
         return x
 
     def _looked_at(self, x: Array) -> Array:

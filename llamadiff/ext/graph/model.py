@@ -58,7 +58,11 @@ class GraphModel(Runnable):
         layer = taps.layer_of(label)
         word = label if layer is None else label.rsplit("-", 1)[0]
         unnamed = "(" in label  # nobody is asked to write these
-        kind = taps.Kind(word, self.graph.op_of(node), "", tuple(axes), "", layered=layer is not None, optional=unnamed)
+        op = self.graph.op_of(node)
+        ranked = (
+            known.kind.inputs if known is not None and op == "ARGSORT" else ""
+        )  # what tells whether a choice is right
+        kind = taps.Kind(word, op, ranked, tuple(axes), "", layered=layer is not None, optional=unnamed)
         return taps.Tap(kind, layer)
 
     @cached_property

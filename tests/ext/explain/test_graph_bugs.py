@@ -18,8 +18,10 @@ from llamadiff.candidates.reference import record
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import USUAL, How, Run
+from llamadiff.ext.explain.alter import gives
 from llamadiff.ext.explain.registry import EDITS, FAMILIES, Bug, Edit, define, known_bugs
 from llamadiff.ext.explain.site import Site
+from llamadiff.ext.explain.together import REFUSED
 from llamadiff.ext.graph.engine import GraphEngine
 from llamadiff.ext.graph.graph import GraphNode
 from llamadiff.ext.graph.model import GraphModel, by_its_graph
@@ -124,8 +126,12 @@ def named_in(one: Recorded, part: int) -> dict[tuple[str, str], set[str]]:
                 value = 0.0 if isinstance(edit, Edit) else 1.37 * float(edit.sought.low * edit.sought.high**3) ** 0.25
                 own, more = (edit.alter, edit.more) if isinstance(edit, Edit) else (edit.make(value), edit.more(value))
                 altered = {site.node.number: own, **more}
-                if any(np.isnan(values).all() for values in one.faulty(altered).values()):
-                    continue  # it is no mistake on these values
+                try:
+                    lost = any(np.isnan(values).all() for values in one.faulty(altered).values())
+                except REFUSED:  # this node cannot take it
+                    continue
+                if lost:  # it is no mistake on these values
+                    continue
                 result = one.judged(altered)
                 if result.wrong:  # else this model cannot show it there
                     tried.add(edit.variant)
@@ -199,6 +205,14 @@ def test_a_bug_made_by_hand_is_named(cause, recorded):
     assert cause in [each.name for each in found.causes], result.summary
     assert found.tap == result.first_divergence.tap
     assert found.nmse < 1e-9
+
+
+def test_of_equal_experts_any_may_be_chosen(recorded):
+    """What tells is how likely they are, not their numbers."""
+    one = recorded("moe")
+    likely, order = one.find("SOFT_MAX", lambda node: "moe" in node.name), one.find("ARGSORT")
+    equal = {likely.number: gives(np.ones_like), order.number: gives(lambda x: x[..., ::-1])}
+    assert [row.tap for row in one.judged(equal).wrong] == [likely.label]
 
 
 def test_a_clamp_left_out_is_named(recorded, tmp_path):

@@ -150,7 +150,8 @@ def window_applied(site: Site) -> Iterator[Edit]:
     own = f"this layer's window has {seen}" if seen else "this layer has no window"
     for width in range(1, min(_n(site), 256)) if seen is not None else ():
         says = f"sees no more than {width} keys; {own}"
-        yield Edit(_windowed(_n(site), width), says, f"{width}", fix=_window_fix(seen))
+        if not seen or abs(width - seen) > 1:  # window_ignored has those
+            yield Edit(_windowed(_n(site), width), says, f"{width}", fix=_window_fix(seen))
 
 
 @at_nodes("SOFT_MAX", fix="add slope(head) * (key - query) to the scaled scores")
