@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -19,6 +20,7 @@ from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import USUAL, How, Run
 from llamadiff.ext.explain.alter import gives
+from llamadiff.ext.explain.case import NotRecordedError
 from llamadiff.ext.explain.registry import EDITS, FAMILIES, Bug, Edit, define, known_bugs
 from llamadiff.ext.explain.site import Site
 from llamadiff.ext.explain.together import REFUSED
@@ -114,13 +116,19 @@ def injected(recorded):
     return get
 
 
+def possible(edits):
+    """Those that a model has what they need for."""
+    with suppress(NotRecordedError):
+        yield from edits
+
+
 def named_in(one: Recorded, part: int) -> dict[tuple[str, str], set[str]]:
     """One in PARTS of the bugs put into the model: (bug, variant) -> the causes that were named."""
     out: dict[tuple[str, str], set[str]] = {}
     for bug, ops, edits in [known for known in EDITS if not KNOWN[known[0]].harmless][part::PARTS]:
         tried: set[str] = set()
         for site in sites(one, ops):
-            for edit in edits(site):
+            for edit in possible(edits(site)):
                 if edit.variant in tried or len(tried) > 3:
                     continue
                 value = 0.0 if isinstance(edit, Edit) else 1.37 * float(edit.sought.low * edit.sought.high**3) ** 0.25
