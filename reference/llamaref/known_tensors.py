@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import gguf
 
-_LAYER = re.compile(r"blk\.([0-9]+)\.(.+)")
+_LAYER = re.compile(r"(?:[va]\.)?blk\.([0-9]+)\.(.+)")  # of a projector file: v.blk of its eye, a.blk of its ear
 _SUFFIX = re.compile(r"\.(weight|bias|scale|input_scale)$")
 
 
@@ -45,6 +45,12 @@ def usual_names(architecture: str, layers: int) -> Callable[[str], str | None]:
         return next(filter(None, found), None)
 
     return usual
+
+
+def projector_stems(layers: int) -> Iterator[tuple[str, str]]:
+    """Modules of encoders and projectors, and what llama.cpp's converters call them in an mmproj file."""
+    for parameter, (_, stem) in gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, layers).mapping.items():
+        yield parameter, stem
 
 
 def _number_of(architecture: str) -> gguf.MODEL_ARCH | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from llamaref.file_kind import ADAPTER, other_kind
+from llamaref.file_kind import ADAPTER, PROJECTOR, other_kind
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.file.adapter import fitted
@@ -16,6 +16,7 @@ from llamadiff.ext.file.architectures import TABLES
 from llamadiff.ext.file.checkpoint import Checkpoint, CheckpointByNames
 from llamadiff.ext.file.dump import WeightDump
 from llamadiff.ext.file.other_file import OtherFile
+from llamadiff.ext.file.projector import Projector
 from llamadiff.ext.file.result import WeightReport
 from llamadiff.system.collisions import Named
 from llamadiff.system.errors import UserError
@@ -67,6 +68,8 @@ def _other_side(model: ModelFile, path: Path) -> OtherSide:
     if path.is_file():
         return OtherFile(model, path)
     if (path / "config.json").exists():
+        if other_kind(model.weights.fields, model.tensors) is PROJECTOR:
+            return Projector(model, path)
         return Checkpoint(model, path) if model.architecture in TABLES else CheckpointByNames(model, path)
     return WeightDump(model, path)
 
