@@ -79,7 +79,7 @@ def _permutations(stem: str, own: Made, sizes: Sizes) -> Iterator[Guess]:
     if own.rule in PERMUTED:
         raw, whose = own.parts[0], "Q by heads" if letter == "Q" else "K by kv heads"
         yield Guess("permutation-missing", f"is not permuted: Llama-type converters permute {whose}, {right} here", raw)
-        for count in _head_counts(length_of(raw), right):
+        for count in head_counts(length_of(raw), right):
             says = f"is permuted with {count} heads; the model has {right}: Llama-type converters permute {whose}"
             yield Guess("head-count", says, permuted(raw, count))
         yield Guess("permutation-twice", f"is permuted twice by {right} heads", permuted(own.view, right))
@@ -87,12 +87,12 @@ def _permutations(stem: str, own: Made, sizes: Sizes) -> Iterator[Guess]:
         if len(raw.shape) > 1:
             yield Guess("permutation-inverse", "is permuted the other way round", Picked(raw, inverse))
     else:
-        for count in (right, *_head_counts(length_of(own.view), right)):
+        for count in (right, *head_counts(length_of(own.view), right)):
             says = f"is permuted with {count} heads; RoPE of this architecture turns halves: nothing is to be permuted"
             yield Guess("permutation-extra", says, permuted(own.view, count))
 
 
-def _head_counts(rows: int, right: int) -> list[int]:
+def head_counts(rows: int, right: int) -> list[int]:
     """Other numbers of heads that rows could be of."""
     return [count for count in range(1, min(rows // 4, 512) + 1) if rows % (2 * count) == 0 and count != right]
 

@@ -14,14 +14,14 @@ import numpy as np
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.file.against import OtherSide, label_of
 from llamadiff.ext.file.explain import Guess, explained
-from llamadiff.ext.file.mistakes import LARGEST, Made, guesses_of
+from llamadiff.ext.file.mistakes import LARGEST, Made, guesses_of, head_counts
 from llamadiff.ext.file.pairs import Measured, Pair, floor_of, in_file
 from llamadiff.ext.file.projector_keys import Stated, key_oddities, processor_config
 from llamadiff.ext.file.projector_sources import Origins, Source, encoder_tensors, layer_of, role_of
-from llamadiff.ext.file.same_model import check_same_matrices, config_json
 from llamadiff.ext.file.safetensors_files import open_checkpoint
-from llamadiff.ext.file.transforms import Sizes, plus
-from llamadiff.ext.file.views import Shaped, Stored, plain, rows_of, whole
+from llamadiff.ext.file.same_model import check_same_matrices, config_json
+from llamadiff.ext.file.transforms import Sizes, permuted, plus
+from llamadiff.ext.file.views import Shaped, Stored, length_of, plain, rows_of, whole
 from llamadiff.result.oddity import Oddity
 from llamadiff.system.errors import UserError
 
@@ -52,7 +52,7 @@ class Projector(OtherSide):
         kind = "vision" if fields.get("clip.has_vision_encoder") is True else "audio"
         heads = self.stated.heads(kind)
         self.sizes = Sizes(heads, heads)
-        self.origins = Origins(model, self.tensors, said, self.sizes)
+        self.origins = Origins(model, self.tensors, self.stated.projector, self.sizes)
 
     @cached_property
     def made(self) -> dict[str, Made]:
@@ -71,7 +71,8 @@ class Projector(OtherSide):
 
     def _break(self) -> Made | None:
         """The row of the embedding that ends a row of patches."""
-        name = next((name for name in self.tensors if name.endswith(("embed_tokens.weight", "tok_embeddings.weight"))), "")
+        ends = ("embed_tokens.weight", "tok_embeddings.weight")
+        name = next((name for name in self.tensors if name.endswith(ends)), "")
         if not name:
             return None
         view, row = self.tensors[name], whole(in_file(self.model, BREAK)).reshape(-1)
@@ -105,8 +106,9 @@ class Projector(OtherSide):
             if self._is_unused(source.name):
                 continue
             name = self._name_of(source, called)
-            certain = bool(name) or self._is_of_others(source.name)
-            says = f"is missing: {source.says} of {self.label} is in no tensor of the file, and llama.cpp does without it"
+            certain = bool(name) or self.origins.is_known or self._is_of_others(source.name)
+            then = "adds nothing there" if source.name.endswith("bias") else "does without it, or refuses the file"
+            says = f"is missing: {source.says} of {self.label} is in no tensor of the file; llama.cpp {then}"
             yield self._with_fix(Oddity(name or source.name, says, "missing", certain=certain))
 
     def _name_of(self, source: Source, called: str) -> str:
@@ -165,10 +167,20 @@ class Projector(OtherSide):
     def _guesses(self, pair: Pair) -> Iterator[Guess]:
         yield from self._others(pair)
         yield from _turned(pair, self.made[pair.name])
+        yield from self._permuted(pair)
         yield from guesses_of(pair, self.made, self.sizes)
         if re.search(r"(ln|norm)[0-9]?\.weight$", pair.name) and self.made[pair.name].rule != "plus one":
             says = "one is added; this encoder multiplies by the weight itself"
             yield Guess("plus-one-extra", says, plus(pair.theirs, 1.0))
+
+    def _permuted(self, pair: Pair) -> Iterator[Guess]:
+        """Q or K permuted by heads, where converters leave them as they are."""
+        if self.made[pair.name].rule == "identity" and re.search(r"attn_[qk]\.", pair.name):
+            rows = length_of(pair.theirs)
+            for count in (self.sizes.heads, *head_counts(rows, self.sizes.heads)):
+                if count and rows % (2 * count) == 0:
+                    says = f"is permuted with {count} heads; converters permute nothing of {self.origins.projector}"
+                    yield Guess("permutation-extra", says, permuted(pair.theirs, count))
 
     def _others(self, pair: Pair) -> Iterator[Guess]:
         """Other tensors of the checkpoint, by what it calls them."""

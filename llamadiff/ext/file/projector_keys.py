@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,19 @@ EPSILON_OF = {
 PROJECTOR_OF = {
     "gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger", "qwen3_vl": "qwen3vl_merger",
     "idefics3": "idefics3", "smolvlm": "idefics3", "internvl": "internvl", "internvl_chat": "internvl",
-    "mistral3": "pixtral", "qwen2_audio": "qwen2a", "voxtral": "voxtral", "ultravox": "ultravox",
+    "mistral3": "pixtral", "qwen2_audio": "qwen2a", "voxtral": "voxtral", "ultravox": "ultravox", "pixtral": "pixtral",
+}  # fmt: skip
+# The activation where config.json states none, by model_type of the encoder.
+ACTIVATION_OF = {
+    **dict.fromkeys(("siglip_vision_model", "smolvlm_vision", "idefics3_vision", "qwen3_vl"), "gelu_pytorch_tanh"),
+    "clip_vision_model": "quick_gelu", "qwen2_vl": "quick_gelu", "qwen2_5_vl": "silu",
 }  # fmt: skip
 # What llama.cpp takes where a file does not say it (clip.cpp, load_hparams), by projector; what stands in neither
 # table it wants to have.
 ASSUMED: Mapping[str, Any] = {
     "use_gelu": False, "use_silu": False, "vision.projector.scale_factor": 1, "vision.spatial_merge_size": 1,
-    "vision.preproc_image_size": 0, "vision.n_wa_pattern": 0, "vision.feature_layer": [],
-    "vision.preproc_min_tiles": 0, "vision.preproc_max_tiles": 0, "audio.projector.stack_factor": 0,
+    "vision.preproc_image_size": 0, "vision.preproc_min_tiles": 0, "vision.preproc_max_tiles": 0,
+    "audio.projector.stack_factor": 0,
 }  # fmt: skip
 ASSUMED_OF: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {"vision.projector.scale_factor": 4},
@@ -51,10 +56,11 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a key should be, and where the checkpoint says so."""
+    """What a key should be, and where the checkpoint says so. ``certain``: converters take nothing else for it."""
 
     value: Any
     source: str
+    certain: bool = True
 
 
 def processor_config(folder: Path) -> dict[str, Any]:
@@ -78,8 +84,11 @@ class Stated:
     def __init__(self, config: Mapping[str, Any], processor: Mapping[str, Any], projector: str) -> None:
         inner = config.get("thinker_config")
         self.config = {**config, **inner} if isinstance(inner, dict) else config
-        self.processor, self.projector = processor, projector
         self.kind = str(config.get("model_type"))
+        eye = str(self.part("vision")[0].get("model_type"))
+        of_llava = ("pixtral" if eye == "pixtral" else "mlp") if self.kind.startswith("llava") else ""
+        self.right_projector = PROJECTOR_OF.get(self.kind, of_llava)
+        self.processor, self.projector = processor, self.right_projector or projector
 
     def part(self, name: str) -> tuple[Mapping[str, Any], str]:
         """The encoder's part of config.json, and what that is called."""
@@ -88,6 +97,11 @@ class Stated:
             if isinstance(self.config.get(each), dict):
                 return self.config[each], each
         return {}, names[0]
+
+    def _text(self) -> Mapping[str, Any]:
+        """What is said of the language model; Ultravox's own hidden_size is its projector's."""
+        inner = [self.config[name] for name in ("text_config", "llm_config") if isinstance(self.config.get(name), dict)]
+        return inner[0] if inner and ("hidden_size" in inner[0] or self.kind == "ultravox") else self.config
 
     def heads(self, name: str) -> int:
         """How many heads an encoder has; 0 if it is not said."""
@@ -110,24 +124,28 @@ class Stated:
         epsilon = first(EPSILONS)
         usual = EPSILON_OF.get(kind, EPSILON_OF.get(self.kind))
         if epsilon is None and usual is not None:
-            epsilon = Wanted(usual, "transformers' default, which config.json leaves")
+            epsilon = Wanted(usual, "transformers' default", certain=self.projector != "idefics3")
         if epsilon is not None and not kind.startswith("qwen"):
             yield f"{name}.attention.layer_norm_epsilon", epsilon
         elif usual is not None:  # of Qwen's encoders the code says it, whatever config.json does
             yield f"{name}.attention.layer_norm_epsilon", Wanted(usual, "transformers' code")
-        width = _text(self.config).get("hidden_size")
+        width = self._text().get("hidden_size")
         if width is not None:
             yield f"{name}.projection_dim", Wanted(width, "config.json: hidden_size of the text model")
-        yield from self._of_eyes(part, where) if name == "vision" else self._of_ears(part, where)
+        yield from self._of_eyes(part, where, kind) if name == "vision" else self._of_ears(part, where)
 
-    def _of_eyes(self, part: Mapping[str, Any], where: str) -> Iterator[tuple[str, Wanted]]:
+    def _of_eyes(self, part: Mapping[str, Any], where: str, kind: str) -> Iterator[tuple[str, Wanted]]:
         for key in ("image_size", "patch_size"):
             if part.get(key) is not None and not (key == "image_size" and self.kind.startswith("qwen")):
                 yield f"vision.{key}", Wanted(_first(part[key]), f"config.json: {where}.{key}")
+        count, patch = part.get("num_position_embeddings"), part.get("patch_size")
+        if isinstance(count, int) and isinstance(patch, int) and 0 < count < 1 << 31:
+            yield "vision.image_size", Wanted(int(count**0.5 * patch), f"config.json: {where}.num_position_embeddings")
         for key in ("image_mean", "image_std"):
             if isinstance(self.processor.get(key), list):
                 yield f"vision.{key}", Wanted(self.processor[key], f"the processor's {key}")
-        act = part.get("hidden_act")
+        usual = ACTIVATION_OF.get(kind, ACTIVATION_OF.get(self.kind))
+        act = part.get("hidden_act", part.get("hidden_activation", usual))
         if isinstance(act, str) and act in ("silu", "gelu", "gelu_pytorch_tanh", "quick_gelu"):
             yield "use_silu", Wanted(act == "silu", f"config.json: {where}.hidden_act = {act}")
             yield "use_gelu", Wanted(act.startswith("gelu"), f"config.json: {where}.hidden_act = {act}")
@@ -169,11 +187,6 @@ class Stated:
             yield "audio.projector.stack_factor", Wanted(4, "transformers' code: four frames a token")
 
 
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    inner = config.get("text_config")
-    return {**config, **inner} if isinstance(inner, dict) else config
-
-
 def _first(value: Any) -> Any:
     """A size of a square that is stated as its sides."""
     return value[0] if isinstance(value, list) and value and all(each == value[0] for each in value) else value
@@ -183,13 +196,15 @@ def key_oddities(model: ModelFile, stated: Stated) -> Iterator[Oddity]:
     """Keys that do not say what the checkpoint does, and lost ones for which llama.cpp takes something else."""
     fields = model.weights.fields
     kinds = [kind for kind in ("vision", "audio") if fields.get(f"clip.has_{kind}_encoder") is True]
-    wanted_type = PROJECTOR_OF.get(stated.kind)
-    if wanted_type is not None and stated.projector and stated.projector != wanted_type:
-        says = f"is {stated.projector}; config.json's model_type is {stated.kind}: {wanted_type} is right"
+    keys = ("clip.projector_type", *(f"clip.{kind}.projector_type" for kind in kinds))
+    said, wanted_type = next((str(fields[key]) for key in keys if fields.get(key)), ""), stated.right_projector
+    if wanted_type and said and said != wanted_type:
+        says = f"is {said[:40]}; config.json's model_type is {stated.kind}: {wanted_type} is right"
         yield Oddity("clip.projector_type", f"{says}; {_again(model)}", "metadata")
     for kind in kinds:
         for key, wanted in stated.wanted(kind):
-            yield from _of_key(model, key, wanted, stated)
+            for found in _of_key(model, key, wanted, stated):
+                yield found if stated.right_projector else replace(found, certain=False)
     yield from _of_layers(model, kinds)
 
 
@@ -203,13 +218,15 @@ def _of_key(model: ModelFile, key: str, wanted: Wanted, stated: Stated) -> Itera
     if found is not None:
         if not _same(found, wanted.value):
             says = f"is {_short(found)}; {wanted.source} says {_short(wanted.value)}"
-            yield Oddity(f"clip.{key}", f"{says}; {_again(model)}", cause)
+            yield Oddity(f"clip.{key}", f"{says}; {_again(model)}", cause, wanted.certain)
         return
     taken = {**ASSUMED, **ASSUMED_OF.get(stated.projector, {})}.get(key)
-    if taken is None and key in ("vision.is_deepstack_layers",):  # tensors say it to llama.cpp
+    taken = taken if stated.right_projector or key in WORDS else None
+    if key == "vision.is_deepstack_layers":  # tensors say it to llama.cpp
         return
     if taken is None:
-        says = f"is not in the file, and llama.cpp does not do without it; {wanted.source} says {_short(wanted.value)}"
+        then = ", and llama.cpp does not do without it" if stated.right_projector else ""
+        says = f"is not in the file{then}; {wanted.source} says {_short(wanted.value)}"
         yield Oddity(f"clip.{key}", f"{says}; {_again(model)}", cause)
     elif not _same(taken, wanted.value):
         why = f" ({WORDS[key]})" if key in WORDS else ""

@@ -129,7 +129,7 @@ class Origins:
     def __init__(self, model: ModelFile, tensors: Mapping[str, View], projector: str, sizes: Sizes) -> None:
         self.model, self.projector, self.sizes = model, projector, sizes
         self.tensors = encoder_tensors(tensors)
-        self.names = _Names(self.tensors, max((layer_of(name) or 0 for name in tensors), default=0) + 1)
+        self.names = _Names(self.tensors, max((layer_of(name) or 0 for name in tensors), default=0) + 1, model)
         self.is_known = projector in DONE
         self.found: dict[str, Origin] = {}
         self._by_names()
@@ -246,6 +246,7 @@ class Origins:
                 continue
             shape = self.model.weights.shape(name)
             alike = [x for x in left if plain(left[x].shape) == plain(shape) and _suffix(x) == _suffix(name)]
+            alike = [x for x in alike if (".blk." in next(self.names.called(x), [name])[0]) is (".blk." in name)]
             if len(alike) == 1:
                 self.found[name] = Origin(Source(alike[0], left.pop(alike[0])), self.rule(name), False)
 
@@ -256,7 +257,7 @@ class Origins:
             used[each.source.name].add(each.source.part)
         for name, view in self.tensors.items():
             if name not in used:
-                yield Source(name, view), next(iter(self.names.called(name)), "")
+                yield Source(name, view), next(self.names.called(name), [""])[0]
             elif "" not in used[name]:
                 for part in _parts({name: view}):
                     is_third = bool(used[name] & {*THIRDS})
@@ -267,7 +268,10 @@ class Origins:
         """What the file would call a part whose fellow is there."""
         fellow = next((own for own, each in self.found.items() if each.source.name == name), "")
         other = self.found[fellow].source.part if fellow else ""
-        return fellow.replace(f"attn_{other.lower()}.", f"attn_{part.part.lower()}.") if part.part in THIRDS else fellow
+        if part.part in THIRDS:
+            return fellow.replace(f"attn_{other.lower()}.", f"attn_{part.part.lower()}.")
+        number = part.part.removeprefix("frame ")
+        return fellow.removesuffix(".1") + (f".{number}" if number != "0" else "")
 
 
 def _apart(values: Array, right: Array) -> float:
@@ -303,48 +307,52 @@ def _parts(tensors: Mapping[str, View]) -> Iterator[Source]:
 class _Names:
     """The names that converters give a checkpoint's tensors, whatever stands before what they know of a name."""
 
-    def __init__(self, tensors: Mapping[str, View], layers: int) -> None:
+    def __init__(self, tensors: Mapping[str, View], layers: int, model: ModelFile) -> None:
         self.tensors = tensors
+        parts = [kind for kind in ("vision", "audio") if model.weights.fields.get(f"clip.has_{kind}_encoder") is True]
         self._tails = defaultdict[str, dict[str, None]](dict)
         for known, stem in projector_stems(layers):
-            for tail in _tails(known):
-                self._tails[tail][stem] = None
+            kind = "audio" if stem.startswith(("a.", "mm.a.")) else "vision"
+            if parts in ([], [kind], ["vision", "audio"]):
+                for tail in _tails(known):
+                    self._tails[tail][stem] = None
 
-    def stems(self, module: str) -> list[str]:
-        """What a module may be called, the likeliest first: by as much of its name's end as is known."""
-        return [*dict.fromkeys(stem for tail in _tails(module) for stem in self._tails.get(tail, ()))]
-
-    def called(self, name: str) -> list[str]:
-        """What a tensor may be called in the file."""
+    def called(self, name: str) -> Iterator[list[str]]:
+        """What a tensor may be called in the file: by all of its name that is known, by less of its end, and so on."""
         found = _SUFFIX.search(name)
         module, suffix = (name[: found.start()], f".{found[1]}") if found else (name, ".weight")
-        stems = self.stems(module)
-        return [stem + end for stem in stems for end in ((suffix, "") if suffix == ".weight" else (suffix,))]
+        ends = (suffix, "") if suffix == ".weight" else (suffix,)
+        for tail in _tails(module):
+            if tail in self._tails:
+                yield [stem + end for stem in self._tails[tail] for end in ends]
 
     def sources(self, own: set[str]) -> dict[str, list[Source]]:
-        """Tensor of the file -> the sources that it may be made of, the likeliest first."""
-        found = defaultdict[str, list[tuple[int, Source]]](list)
+        """Tensor of the file -> the sources that it may be made of."""
+        found = defaultdict[str, list[Source]](list)
         for name, view in self.tensors.items():
-            for rank, called in enumerate(self.called(name)):
-                for target, source in _cut_for(called, Source(name, view), own):
-                    found[target].append((rank, source))
+            for names in self.called(name):
+                cuts = [each for called in names for each in _cut_for(called, Source(name, view), own)]
+                for target, source in cuts:
+                    found[target].append(source)
+                if cuts:
+                    break
         self._joined(own, found)
-        return {target: [each for _, each in sorted(some, key=lambda x: x[0])] for target, some in found.items()}
+        return found
 
-    def _joined(self, own: set[str], found: dict[str, list[tuple[int, Source]]]) -> None:
+    def _joined(self, own: set[str], found: dict[str, list[Source]]) -> None:
         """Q, K and V one after the other, where the file has them so and the checkpoint does not."""
         for target in own - found.keys():
             if "attn_qkv" not in target:
                 continue
             parts = [target.replace("attn_qkv", f"attn_{letter}") for letter in "qkv"]
             views = [
-                next(((name, self.tensors[name]) for name in self.tensors if part in self.called(name)), None)
+                next(((name, view) for name, view in self.tensors.items() if part in next(self.called(name), ())), None)
                 for part in parts
             ]
             if all(views):
                 some = [view for view in views if view is not None]
                 joined = concatenated([view for _, view in some])
-                found[target] = [(0, Source(" and ".join(name for name, _ in some), joined))]
+                found[target] = [Source(" and ".join(name for name, _ in some), joined)]
 
 
 def _tails(module: str) -> Iterable[str]:

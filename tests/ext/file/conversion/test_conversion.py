@@ -13,7 +13,6 @@ from ext.file.conversion.checkpoints import MODELS, VOCAB, make, write_tokenizer
 from ext.file.conversion.converter import convert
 from ext.file.conversion.mistakes import CASES, INJECTED
 from models.gguf_file import read_gguf, write_gguf
-from models.other_files import write_projector
 from optional import needs
 
 from llamadiff import UserError
@@ -257,12 +256,3 @@ def test_encoders_beside_a_language_model_are_no_part_of_its_file(prefixes, chec
         lost = f"{ours}layers.0.extra.weight"
         save_file({**named, lost: np.ones((4, 4), np.float32)}, folder / "model.safetensors")
         assert [each.where for each in judge_weights(path, folder).findings] == ["model.layers.0.extra.weight"]
-
-
-def test_a_projector_is_no_other_model_and_needs_no_tokenizer(checkpoint, tmp_path):
-    folder = tmp_path / "ck"
-    shutil.copytree(checkpoint("llama"), folder)
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
-    report = judge_weights(write_projector(tmp_path / "mmproj.gguf"), folder)
-    assert (report.verdict, report.oddities) == ("unchecked", ())
-    assert not any("and the tokenizer" in note for note in report.notes)
