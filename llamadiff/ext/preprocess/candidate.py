@@ -42,6 +42,19 @@ def read_dump(path: Path, name: str | None) -> tuple[str, Array]:
     return name, np.asarray(values, np.float32)
 
 
+def tensors_in(path: Path, most: int) -> dict[str, Array]:
+    """All tensors of a file, as numbers. Raises UserError for one of more values than that."""
+    if path.is_dir() or not path.exists():
+        raise UserError(f"{path}: is no file; give one of arrays, .npz or .safetensors")
+    found = {}
+    for name, tensor in _tensors(path):
+        if tensor.shape is not None and int(np.prod(tensor.shape, dtype=np.int64)) > most:
+            raise UserError(f"{path}: {name} has the shape {list(tensor.shape)}; up to {most} values are read")
+        values = tensor.load(most).array if hasattr(tensor, "load") else whole(tensor).reshape(tensor.shape)
+        found[name] = np.asarray(values)
+    return found
+
+
 def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
     """Every tensor of a file, still in it."""
     if path.suffix == ".safetensors":

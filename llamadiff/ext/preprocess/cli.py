@@ -12,6 +12,7 @@ from llamadiff.cli.options import finish
 from llamadiff.cli.reports import Reports, with_files
 from llamadiff.report.formats import Format
 from llamadiff.system.collisions import refuse_collisions
+from llamadiff.system.errors import UserError
 
 FORMATS = (Format("json", (".json",), "ext.preprocess.page:as_json", plain=True),)
 
@@ -25,7 +26,8 @@ def preprocess(
     candidate: Annotated[
         Path,
         typer.Option(
-            "--candidate", help="What your engine fed its encoder: .npy, .safetensors, .f32, .f16, .bf16, .npz.",
+            "--candidate",
+            help="What your engine fed its encoder, or with --prompt its text model: .npy, .npz, .safetensors, .f32.",
             metavar="FILE", show_default=False,
         ),
     ],
@@ -33,11 +35,19 @@ def preprocess(
         str | None,
         typer.Option("--name", help="The tensor, where the file holds several.", metavar="NAME", show_default=False),
     ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt", help="Look behind the encoder: its rows among this text, their positions, their mask.",
+            metavar="TEXT", show_default=False,
+        ),
+    ] = None,
     *, reports: Reports,
 ) -> None:  # fmt: skip
     """Compare an encoder's input with the checkpoint's own processor.
 
     Pictures and sound: which step is wrong, from the resize to the order of patches, and how."""
+    from llamadiff.ext.preprocess.inserted import judge_inserted, print_inserted
     from llamadiff.ext.preprocess.judge import judge_preprocessing
     from llamadiff.ext.preprocess.page import print_preprocessed
     from llamadiff.report.status_line import progress
@@ -46,6 +56,14 @@ def preprocess(
     refuse_collisions(
         [("the checkpoint", checkpoint), ("the file", file), ("the candidate", candidate)], reports.output_files
     )
+    if prompt is not None:
+        if name is not None:
+            raise UserError("preprocess: give --name or --prompt; what a text model is fed has names of its own")
+        with progress() as shown:
+            inserted = judge_inserted(checkpoint, file, prompt, candidate, shown)
+        reports.write(inserted, lambda each: print_inserted(each, make_console()))
+        finish(inserted.verdict)
+        return
     with progress() as shown:
         found = judge_preprocessing(checkpoint, file, candidate, name, shown)
     reports.write(found, lambda each: print_preprocessed(each, make_console()))
@@ -59,6 +77,7 @@ COMMANDS = (
         (
             "llamadiff preprocess checkpoint/ cat.png --candidate pixels.npy",
             "llamadiff preprocess checkpoint/ speech.wav --candidate mel.f32",
+            'llamadiff preprocess checkpoint/ cat.png --prompt "What is this?" --candidate inputs.npz',
         ),
     ),
 )

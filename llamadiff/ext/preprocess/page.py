@@ -8,6 +8,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
+from llamadiff.ext.preprocess.inserted import Inserted, inserted_as_json
 from llamadiff.ext.preprocess.judge import Preprocessed
 from llamadiff.judge.verdict import MATCH
 from llamadiff.report.json import in_json
@@ -62,6 +63,8 @@ def _shape(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "one value"
 
 
-def as_json(found: Preprocessed) -> str:
+def as_json(found: Preprocessed | Inserted) -> str:
     """One object; a number that is not finite is null."""
+    if isinstance(found, Inserted):
+        return inserted_as_json(found)
     return in_json({"schema": SCHEMA, **asdict(found)})

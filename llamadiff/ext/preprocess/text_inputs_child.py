@@ -9,6 +9,8 @@ import io
 import json
 import os
 import sys
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ MAX_PICTURE = 1 << 28  # bytes of a file
 PLACEHOLDERS = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
 
 
-class _Reached(Exception):
+class _ReachedError(Exception):
     """The text model was reached, and what it was given is known."""
 
 
@@ -38,7 +40,7 @@ def main(checkpoint: str, file: str, prompt: str, to: str) -> None:
     watch_parent(lambda: None)
     try:
         arrays, about = text_inputs(Path(checkpoint), Path(file), prompt)
-        np.savez(to, **arrays)
+        np.savez(to, allow_pickle=False, **arrays)
     except Exception as error:  # its loaders raise many kinds
         about = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
     said.write(json.dumps(about) + "\n")
@@ -62,7 +64,8 @@ def text_inputs(checkpoint: Path, file: Path, prompt: str) -> tuple[dict[str, Ar
     ids = np.asarray(given["input_ids"][0])
     tokenizer = processor.tokenizer
     arrays = {
-        "ids": ids, "embeds": _array(found["inputs_embeds"])[0], "is_media": ids == place, "placeholder": _array(own)[0],
+        "ids": ids, "embeds": _array(found["inputs_embeds"])[0], "is_media": ids == place,
+        "placeholder": _array(own)[0],
         **{f"mask {name}": mask for name, mask in _masks(found["masks"], len(ids)).items()},
     }  # fmt: skip
     positions = found.get("position_ids")
@@ -93,16 +96,14 @@ def _processor(checkpoint: Path, config: Any) -> Any:
             raise
         kind = getattr(transformers, name)
         kind.check_argument_for_proper_class = lambda *_: None
-        parts = {
+        parts: dict[str, Callable[[], Any]] = {
             "image_processor": lambda: transformers.AutoImageProcessor.from_pretrained(
                 checkpoint, backend="pil", **LOCAL
             ),
             "feature_extractor": lambda: transformers.AutoFeatureExtractor.from_pretrained(checkpoint, **LOCAL),
             "tokenizer": lambda: transformers.AutoTokenizer.from_pretrained(checkpoint, **LOCAL),
         }
-        import inspect
-
-        known = inspect.signature(kind.__init__).parameters
+        known = signature(kind.__init__).parameters
         return kind(**{part: make() for part, make in parts.items() if part in known})
 
 
@@ -165,7 +166,7 @@ def _reached(model: Any, given: Any) -> dict[str, Any]:
         found.setdefault("masks", {"": named.get("attention_mask")})
         if found.get("position_ids") is None:
             found["position_ids"] = named.get("position_ids")
-        raise _Reached
+        raise _ReachedError
 
     hooks = [
         decoder.register_forward_pre_hook(enter, with_kwargs=True),
@@ -173,7 +174,7 @@ def _reached(model: Any, given: Any) -> dict[str, Any]:
     ]
     try:
         model(**given, use_cache=False)
-    except _Reached:
+    except _ReachedError:
         pass
     finally:
         for hook in hooks:

@@ -26,6 +26,10 @@ HEAD, TENSOR, DATA, WEIGHT, LACKING, NODE, LARGE, RESULT, END = range(9)  # as i
 ROOM = 64
 WHERE = (DEVICE, HOST, HIDDEN)  # as in watch.c
 FED = ("inp_raw", "mel")  # what clip's encoders are given of a picture or a sound, and whisper.cpp's
+# What llama.cpp's text models are given, and what it is called beside them where it is kept.
+GIVEN = {"inp_tokens": "inp_tokens", "inp_embd": "inp_embd", "inp_pos": "inp_pos", "attn_inp_kq_mask": "mask",
+         "self_kq_mask": "mask", "KQ_mask": "mask"}  # fmt: skip
+KEPT = {"f32": "<f4", "f16": "<f2", "i32": "<i4"}
 TOO_LARGE = f"{NOT_LOOKED_AT}: larger than --max-node"
 TOO_MANY = f"{NOT_LOOKED_AT}: its weight is beyond --max-weights, or of a type that gguf-py does not know"
 
@@ -129,6 +133,8 @@ class WatchedGraph:
         self.nodes: list[str] = []
         self._unread = dict[int, str]()  # results that no node has read yet: where they are, and of which op
         self.fed = dict[str, None]()
+        self.given = dict[str, None]()
+        self._last: Node | None = None
         self.is_whole = False
 
     @property
@@ -179,6 +185,8 @@ class WatchedGraph:
             self.checker.pass_over(self._node(chunk.at), TOO_LARGE)
         elif chunk.kind == END:
             self.is_whole = True
+            if self._last is not None:
+                self._keep(self._last, "encoder_output")
 
     def _note_weight(self, chunk: _Chunk) -> None:
         said = self._tensors[chunk.at]
@@ -211,10 +219,19 @@ class WatchedGraph:
             if source.name not in FED or source.op != "NONE" or source.name in self.fed:
                 continue
             self.fed[source.name] = None
-            shape = tuple(reversed(source.said["ne"]))
-            if self.request.keep is not None and source.type == "f32" and len(source.data) == 4 * prod(shape):
-                values = np.frombuffer(source.data, "<f4").reshape(shape)
-                np.save(Path(self.request.keep) / f"{self.number}-{source.name}.npy", values)
+            self._keep(source, source.name)
+        for source in node.sources:
+            name = GIVEN.get(source.name.removesuffix(" (copy)"))
+            if name is not None and name not in self.given and len(source.data):
+                self.given[name] = None
+                self._keep(source, name)
+
+    def _keep(self, node: Node, name: str) -> None:
+        """Write a tensor's values into the folder that the user named."""
+        shape, kind = tuple(reversed(node.said["ne"])), KEPT.get(node.type)
+        if self.request.keep is None or kind is None or len(node.data) != np.dtype(kind).itemsize * prod(shape):
+            return
+        np.save(Path(self.request.keep) / f"{self.number}-{name}.npy", np.frombuffer(node.data, kind).reshape(shape))
 
     def _is_by_place(self, node: Node) -> bool:
         """Whether it looks at a memory whose values were not handed over."""
@@ -230,6 +247,7 @@ class WatchedGraph:
             self.checker.judged_by_place(self._pending)
         elif self._pending is not None:
             self.checker.done(replace(self._pending, data=part))
+            self._last = replace(self._pending, data=bytes(part)) if self.fed and self.request.keep else None
         self._pending = None
         self._data.clear()
 
