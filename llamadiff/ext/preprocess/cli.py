@@ -63,7 +63,6 @@ def preprocess(
             inserted = judge_inserted(checkpoint, file, prompt, candidate, shown)
         reports.write(inserted, lambda each: print_inserted(each, make_console()))
         finish(inserted.verdict)
-        return
     with progress() as shown:
         found = judge_preprocessing(checkpoint, file, candidate, name, shown)
     reports.write(found, lambda each: print_preprocessed(each, make_console()))

@@ -43,6 +43,9 @@ def judge_insertion(right: RightInputs, given: GivenInputs) -> tuple[list[Cause]
     """What is wrong with a text model's inputs, and what could not be looked at."""
     causes, notes = list[Cause](), list[str]()
     aligned = align(right, given)
+    if given.goes_on and (aligned.right >= 0).any():
+        given = given.cut(int(np.flatnonzero(aligned.right >= 0)[-1]) + 1)
+        aligned = align(right, given)
     if given.embeds is not None and not np.isfinite(given.embeds[_known(given)]).all():
         causes.append(Cause("rows", "values of the embeddings are NaN or Inf"))
     causes += [*_order_faults(right, given, aligned), *_scale_faults(right, given, aligned)]

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class GivenInputs:
     """What an engine gave its text model, as far as it says so.
 
     ``ids``: -1 where no token is known; ``embeds``: [row, value], NaN where only the token is known; ``features``: what
-    the engine's own encoder gave, [row, value].
+    the engine's own encoder gave, [row, value]. ``goes_on``: what was generated may follow.
     """
 
     ids: Array | None = None
@@ -72,6 +72,19 @@ class GivenInputs:
     positions: Array | None = None
     mask: Array | None = None
     features: Array | None = None
+    goes_on: bool = False
+
+    def cut(self, count: int) -> GivenInputs:
+        """The first so many rows."""
+
+        def some(values: Array | None) -> Array | None:
+            return None if values is None else values[:count]
+
+        return replace(
+            self, ids=some(self.ids), embeds=some(self.embeds), goes_on=False,
+            positions=None if self.positions is None else self.positions[:, :count],
+            mask=None if self.mask is None else self.mask[:count, :count],
+        )  # fmt: skip
 
     @property
     def count(self) -> int:
@@ -192,9 +205,9 @@ def _of_watch(path: Path) -> GivenInputs:
         raise UserError(
             f"{path}: holds no decode of embeddings; run llamadiff watch --keep {path} --every 1 -- llama-mtmd-cli ..."
         )
-    last = max(n for n, each in enumerate(passes) if "inp_embd" in each)
-    if last + 1 < len(passes):  # the rest of the prompt; what follows was generated
-        passes = passes[: last + 2]
+    first = next(n for n, each in enumerate(passes) if "inp_embd" in each)
+    starts = [n for n, each in enumerate(passes[: first + 1]) if "inp_pos" in each and not each["inp_pos"].flat[0]]
+    passes = passes[starts[-1] if starts else 0 :]  # what was before is another context's, or a warm-up
     width = next(each["inp_embd"].shape[-1] for each in passes if "inp_embd" in each)
     counts = [len(each["inp_embd"].reshape(-1, width)) if "inp_embd" in each else each["inp_tokens"].size
               for each in passes]  # fmt: skip
@@ -216,13 +229,17 @@ def _of_watch(path: Path) -> GivenInputs:
             rows = each["mask"].reshape(-1, each["mask"].shape[-1])[:count, :total]
             mask[here, : rows.shape[1]] = np.asarray(rows, np.float64) > HIDDEN
         start += count
-    features = [_output_rows(each, width) for each in outputs]
-    known = [each for each in features if each is not None]
+    known = [*_last_outputs(outputs, width, int((ids < 0).sum()))]
     return GivenInputs(
         ids, embeds, _positions(positions, total) if sections else None,
-        mask if has_mask and total <= MOST_ROWS else None, np.concatenate(known) if known else None,
+        mask if has_mask and total <= MOST_ROWS else None, np.concatenate(known) if known else None, goes_on=True,
     )  # fmt: skip
 
 
-def _output_rows(values: Array, width: int) -> Array | None:
-    return values.reshape(-1, width) if values.shape and values.shape[-1] == width else None
+def _last_outputs(outputs: Sequence[Array], width: int, count: int) -> Sequence[Array]:
+    """What the encoder gave, [row, value], as many of its last graphs as the rows may come from."""
+    found: list[Array] = []
+    for each in reversed(outputs):
+        if sum(map(len, found)) < count and each.shape and each.shape[-1] == width:
+            found.insert(0, each.reshape(-1, width))
+    return found

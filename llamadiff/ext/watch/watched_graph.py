@@ -27,8 +27,8 @@ ROOM = 64
 WHERE = (DEVICE, HOST, HIDDEN)  # as in watch.c
 FED = ("inp_raw", "mel")  # what clip's encoders are given of a picture or a sound, and whisper.cpp's
 # What llama.cpp's text models are given, and what it is called beside them where it is kept.
-GIVEN = {"inp_tokens": "inp_tokens", "inp_embd": "inp_embd", "inp_pos": "inp_pos", "attn_inp_kq_mask": "mask",
-         "self_kq_mask": "mask", "KQ_mask": "mask"}  # fmt: skip
+GIVEN = {"inp_tokens": "inp_tokens", "inp_embd": "inp_embd", "embd": "inp_embd", "inp_pos": "inp_pos",
+         "attn_inp_kq_mask": "mask", "self_kq_mask": "mask", "KQ_mask": "mask"}  # fmt: skip
 KEPT = {"f32": "<f4", "f16": "<f2", "i32": "<i4"}
 TOO_LARGE = f"{NOT_LOOKED_AT}: larger than --max-node"
 TOO_MANY = f"{NOT_LOOKED_AT}: its weight is beyond --max-weights, or of a type that gguf-py does not know"
@@ -222,7 +222,8 @@ class WatchedGraph:
             self._keep(source, source.name)
         for source in node.sources:
             name = GIVEN.get(source.name.removesuffix(" (copy)"))
-            if name is not None and name not in self.given and len(source.data):
+            is_given = source.op == "NONE" or name == "mask"  # which may be a copy in another type
+            if name is not None and is_given and name not in self.given and len(source.data):
                 self.given[name] = None
                 self._keep(source, name)
 
