@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ from llamadiff.ext.file.views import whole
 from llamadiff.ext.preprocess.processor import MOST
 from llamadiff.system.errors import UserError
 from llamadiff.system.input import check_regular
+from llamadiff.trace.stated import reason
 
 Array = NDArray[Any]
+MOST_MEMBERS = 1 << 12  # of an archive
 USUAL = ("pixel_values", "input_features", "inp_raw", "mel", "input_values", "pixels", "image")
 
 
@@ -43,16 +48,50 @@ def read_dump(path: Path, name: str | None) -> tuple[str, Array]:
 
 
 def tensors_in(path: Path, most: int) -> dict[str, Array]:
-    """All tensors of a file, as numbers. Raises UserError for one of more values than that."""
-    if path.is_dir() or not path.exists():
-        raise UserError(f"{path}: is no file; give one of arrays, .npz or .safetensors")
+    """All arrays of a file, of numbers or of booleans. Raises UserError for one of more values than that."""
     found = {}
-    for name, tensor in _tensors(path):
-        if tensor.shape is not None and int(np.prod(tensor.shape, dtype=np.int64)) > most:
-            raise UserError(f"{path}: {name} has the shape {list(tensor.shape)}; up to {most} values are read")
-        values = tensor.load(most).array if hasattr(tensor, "load") else whole(tensor).reshape(tensor.shape)
-        found[name] = np.asarray(values)
+    for name, shape, load in _booleans_too(path):
+        if shape is not None and int(np.prod(shape, dtype=np.int64)) > most:
+            raise UserError(f"{path}: {name} has the shape {list(shape)}; up to {most} values are read")
+        found[name] = np.asarray(load())
     return found
+
+
+def _booleans_too(path: Path) -> Iterator[tuple[str, Sequence[int] | None, Callable[[], Array]]]:
+    """Every array of a file: its name, its shape if that is known, and what reads it."""
+    if path.suffix != ".npz":
+        for name, tensor in _tensors(path):
+            whole_one = partial(whole, tensor)
+            read = partial(_loaded, tensor) if hasattr(tensor, "load") else partial(_shaped, whole_one, tensor.shape)
+            yield name, tensor.shape, read
+        return
+    check_regular(path, "a file of arrays")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist()[:MOST_MEMBERS]:
+                if info.filename.endswith(".npy"):
+                    yield info.filename[:-4], (info.file_size // 8,), partial(_member, path, info)
+    except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
+        raise UserError(f"{path}: is no archive of np.savez ({reason(error)}); write it anew") from None
+
+
+def _loaded(tensor: Any) -> Array:
+    return np.asarray(tensor.load(MOST).array)
+
+
+def _shaped(read: Callable[[], Array], shape: Sequence[int]) -> Array:
+    return read().reshape(shape)
+
+
+def _member(path: Path, info: zipfile.ZipInfo) -> Array:
+    """An array of an archive, of which no more is unpacked than it says."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(info) as file:
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise UserError(
+            f"{path}: {info.filename[:80]} is no array of numbers ({reason(error)}); write it anew"
+        ) from None
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Any]]:

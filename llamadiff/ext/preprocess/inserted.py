@@ -45,10 +45,10 @@ def judge_inserted(checkpoint: Path, file: Path, prompt: str, candidate: Path, p
             f"{candidate}: rows have {given.embeds.shape[1]} values, the checkpoint's have {right.embeds.shape[1]}; "
             "give what its text model is given of each position, [row, value]"
         )
-    causes, notes = judge_insertion(right, given)
+    judged = judge_insertion(right, given)
     return Inserted(
-        of_check(causes), right.model, str(file), prompt, (given.count, right.count), int(right.is_media.sum()),
-        tuple(causes), tuple(notes),
+        of_check(judged.causes), right.model, str(file), prompt, (judged.rows, right.count), int(right.is_media.sum()),
+        judged.causes, judged.notes,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ Array = NDArray[Any]
 LIKE = 0.2  # of a row's squared size, that may be left where it is another row times a factor
 SURER = 1.5  # times the nearest one's distance, within which the row that belongs there is taken for it
 FACTOR = 0.1  # that a row's size may be off
+SURE = 1e-3  # of its squared size, that a row may be off and is surely that one
 CLOSE = 1e-6  # the NMSE of rows that are the same, rounded to half precision or not
 SLAB = 256  # rows that are compared at once
 TINY = 1e-30
@@ -39,8 +40,17 @@ class Aligned:
     distance: Array
 
 
-def judge_insertion(right: RightInputs, given: GivenInputs) -> tuple[list[Cause], list[str]]:
-    """What is wrong with a text model's inputs, and what could not be looked at."""
+@dataclass(frozen=True)
+class Judged:
+    """What is wrong with a text model's inputs, what could not be looked at, and how many rows were looked at."""
+
+    causes: Sequence[Cause]
+    notes: Sequence[str]
+    rows: int
+
+
+def judge_insertion(right: RightInputs, given: GivenInputs) -> Judged:
+    """Hold what an engine gave its text model against what the checkpoint's code gives it."""
     causes, notes = list[Cause](), list[str]()
     aligned = align(right, given)
     if given.goes_on and (aligned.right >= 0).any():
@@ -48,6 +58,9 @@ def judge_insertion(right: RightInputs, given: GivenInputs) -> tuple[list[Cause]
         aligned = align(right, given)
     if given.embeds is not None and not np.isfinite(given.embeds[_known(given)]).all():
         causes.append(Cause("rows", "values of the embeddings are NaN or Inf"))
+    other = _other_size(right, aligned)
+    if other is not None:
+        return Judged((*causes, other, *_tokens_apart(right, given, aligned)), (), given.count)
     causes += [*_order_faults(right, given, aligned), *_scale_faults(right, given, aligned)]
     if given.features is not None:
         causes += _feature_faults(right, given)
@@ -61,7 +74,19 @@ def judge_insertion(right: RightInputs, given: GivenInputs) -> tuple[list[Cause]
     else:
         notes.append("no mask [row, row] was given, and none looked at")
     notes += _far(right, aligned)
-    return causes, notes
+    return Judged(tuple(causes), tuple(notes), given.count)
+
+
+def _other_size(right: RightInputs, aligned: Aligned) -> Cause | None:
+    """That the encoder gave another number of rows, and most are none of the checkpoint's."""
+    own = [i for i, label in enumerate(aligned.labels) if label[0] in ("row", "none")]
+    same = sum(aligned.labels[i][0] == "row" and aligned.distance[i] < SURE for i in own)
+    wanted = int(right.is_media.sum())
+    if not own or len(own) == wanted or 2 * same > min(len(own), wanted):
+        return None
+    says = f"{len(own)} rows are inserted, the checkpoint's encoder gives {wanted}, and most are others"
+    why = f"the {_what(right)} has another size, or other tiles; llamadiff preprocess without --prompt judges that"
+    return Cause("rows", f"{says}: {why}")
 
 
 def align(right: RightInputs, given: GivenInputs) -> Aligned:
@@ -331,7 +356,7 @@ def _far(right: RightInputs, aligned: Aligned) -> Iterator[str]:
     """That the rows are the encoder's, and not to the last bit."""
     some = [float(aligned.distance[i]) for i, label in enumerate(aligned.labels) if label[0] == "row"]
     worst = max(some, default=0.0)
-    if worst > 1e-3:
+    if worst > SURE:
         yield (
             f"the {_what(right)}'s rows are the encoder's to within {worst:.1g} of their squared size: llamadiff port "
             "and watch judge what it computes"

@@ -102,6 +102,7 @@ def _processor(checkpoint: Path, config: Any) -> Any:
             ),
             "feature_extractor": lambda: transformers.AutoFeatureExtractor.from_pretrained(checkpoint, **LOCAL),
             "tokenizer": lambda: transformers.AutoTokenizer.from_pretrained(checkpoint, **LOCAL),
+            "video_processor": lambda: None,
         }
         known = signature(kind.__init__).parameters
         return kind(**{part: make() for part, make in parts.items() if part in known})
