@@ -48,6 +48,7 @@ class _Kind:
     nodes: int = 0
     on_device: bool = False
     fed: frozenset[str] = frozenset()
+    is_inserted: bool = False
 
 
 def watch_program(
@@ -69,6 +70,7 @@ def watch_program(
         kind.rows = worst_rows([*kind.rows, *rows_of([replace(check, step=0) for check in graph.checks], how.rules)])
         kind.passes, kind.nodes = kind.passes + 1, kind.nodes + len(graph.checks)
         kind.fed |= {*graph.fed}
+        kind.is_inserted = kind.is_inserted or graph.is_inserted
         kind.on_device = kind.on_device or graph.on_device
 
     request = Request("", nodes=True, pictures=how.pictures, settings=place)
@@ -136,6 +138,11 @@ def _said(found: Watched, kinds: dict[str, _Kind]) -> list[str]:
         said.append(
             f"what was fed to the encoder ({', '.join(fed)}) was not judged: --keep DIR keeps it, and llamadiff "
             f"preprocess CHECKPOINT FILE --candidate DIR/0-{fed[0]}.npy judges it"
+        )
+    if any(kind.is_inserted for kind in kinds.values()):
+        said.append(
+            "where an encoder's rows lie among the text, their positions and mask were not judged: --keep DIR keeps "
+            "them, and llamadiff preprocess CHECKPOINT FILE --prompt TEXT --candidate DIR judges them"
         )
     said.append(f"the program ran for {found.seconds:.1f} s, at least {found.slower:.2f} times as long as unwatched")
     return said

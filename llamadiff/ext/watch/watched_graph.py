@@ -5,18 +5,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from llamaref.held import HeldWeights
 
 from llamadiff.ext.graph.check import NOT_LOOKED_AT, NodeCheck
 from llamadiff.ext.graph.graph import VIEWS
 from llamadiff.ext.graph.node import Node
 from llamadiff.ext.graph.node_checker import NodeChecker
+from llamadiff.ext.watch.watched_inputs import FED, GIVEN, OUTPUT, KeptInputs
 from llamadiff.llamacpp.dequantize import Dequantizer
 from llamadiff.llamacpp.quantizing import EightBits
 from llamadiff.llamacpp.request import Request
@@ -25,11 +24,6 @@ from llamadiff.llamacpp.tensors import DEVICE, HIDDEN, HOST, Words, describe_in_
 HEAD, TENSOR, DATA, WEIGHT, LACKING, NODE, LARGE, RESULT, END = range(9)  # as in watch.c
 ROOM = 64
 WHERE = (DEVICE, HOST, HIDDEN)  # as in watch.c
-FED = ("inp_raw", "mel")  # what clip's encoders are given of a picture or a sound, and whisper.cpp's
-# What llama.cpp's text models are given, and what it is called beside them where it is kept.
-GIVEN = {"inp_tokens": "inp_tokens", "inp_embd": "inp_embd", "embd": "inp_embd", "inp_pos": "inp_pos",
-         "attn_inp_kq_mask": "mask", "self_kq_mask": "mask", "KQ_mask": "mask"}  # fmt: skip
-KEPT = {"f32": "<f4", "f16": "<f2", "i32": "<i4"}
 TOO_LARGE = f"{NOT_LOOKED_AT}: larger than --max-node"
 TOO_MANY = f"{NOT_LOOKED_AT}: its weight is beyond --max-weights, or of a type that gguf-py does not know"
 
@@ -88,8 +82,9 @@ def chunks(data: mmap) -> Iterator[tuple[_Chunk, memoryview]]:
 class ProgramWeights:
     """The weights that were handed over: each has a name here, that of another model's a number behind it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.weights = folder, HeldWeights()
+    def __init__(self, folder: Path, keep: Path | None = None) -> None:
+        """``keep``: a folder for what its encoders and text models are given."""
+        self.folder, self.weights, self.inputs = folder, HeldWeights(), KeptInputs(keep)
         self.dequantizer = Dequantizer(self.weights)
         self.weights.decoder = self.dequantizer.decoder
         self._names: dict[tuple[int, int], str | None] = {}
@@ -186,7 +181,7 @@ class WatchedGraph:
         elif chunk.kind == END:
             self.is_whole = True
             if self._last is not None:
-                self._keep(self._last, "encoder_output")
+                self.held.inputs.keep(self.number, OUTPUT, self._last)
 
     def _note_weight(self, chunk: _Chunk) -> None:
         said = self._tensors[chunk.at]
@@ -208,31 +203,22 @@ class WatchedGraph:
             self._pending = None
             return
         self._pending = node
-        self._keep_fed(node)
+        self._keep_given(node)
         if not self._is_by_place(node):
             self.checker.asked(node)
         self._data.clear()
 
-    def _keep_fed(self, node: Node) -> None:
-        """Note what an encoder is given, and keep it: it is not computed here, so nothing judges it."""
+    def _keep_given(self, node: Node) -> None:
+        """Note what an encoder or a text model is given, and keep it: it is not computed here, so nothing judges it."""
         for source in node.sources:
-            if source.name not in FED or source.op != "NONE" or source.name in self.fed:
-                continue
-            self.fed[source.name] = None
-            self._keep(source, source.name)
-        for source in node.sources:
+            if source.name in FED and source.op == "NONE" and source.name not in self.fed:
+                self.fed[source.name] = None
+                self.held.inputs.keep(self.number, source.name, source)
             name = GIVEN.get(source.name.removesuffix(" (copy)"))
             is_given = source.op == "NONE" or name == "mask"  # which may be a copy in another type
             if name is not None and is_given and name not in self.given and len(source.data):
                 self.given[name] = None
-                self._keep(source, name)
-
-    def _keep(self, node: Node, name: str) -> None:
-        """Write a tensor's values into the folder that the user named."""
-        shape, kind = tuple(reversed(node.said["ne"])), KEPT.get(node.type)
-        if self.request.keep is None or kind is None or len(node.data) != np.dtype(kind).itemsize * prod(shape):
-            return
-        np.save(Path(self.request.keep) / f"{self.number}-{name}.npy", np.frombuffer(node.data, kind).reshape(shape))
+                self.held.inputs.keep(self.number, name, source)
 
     def _is_by_place(self, node: Node) -> bool:
         """Whether it looks at a memory whose values were not handed over."""
@@ -248,7 +234,7 @@ class WatchedGraph:
             self.checker.judged_by_place(self._pending)
         elif self._pending is not None:
             self.checker.done(replace(self._pending, data=part))
-            self._last = replace(self._pending, data=bytes(part)) if self.fed and self.request.keep else None
+            self._last = replace(self._pending, data=part) if self.fed else None
         self._pending = None
         self._data.clear()
 

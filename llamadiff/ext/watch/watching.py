@@ -30,7 +30,8 @@ from llamadiff.system.stale_files import temporary_directory
 class JudgedGraph:
     """One graph: what it is called, what was found of its nodes, whose ggml computed it, whether on a device.
 
-    ``fed``: inputs of an encoder that it was given, by their names.
+    ``fed``: inputs of an encoder that it was given, by their names; ``is_inserted``: whether a text model was given
+    embeddings.
     """
 
     name: str
@@ -39,6 +40,7 @@ class JudgedGraph:
     ggml: Ggml
     on_device: bool
     fed: Sequence[str] = ()
+    is_inserted: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class _Judge:
     _ended: bool = False
 
     def __post_init__(self) -> None:
-        self._held, self._names = ProgramWeights(self.folder), GraphNames()
+        keep = Path(self.request.keep) if self.request.keep is not None else None
+        self._held, self._names = ProgramWeights(self.folder, keep), GraphNames()
         self._begun: dict[tuple[int, int], WatchedGraph] = {}
         self._thread = Thread(target=self._run, daemon=True)
 
@@ -164,4 +167,8 @@ class _Judge:
             self.graphs += 1
             if graph.checks:
                 name = self._names.name(graph.read, [*graph.read.values()], graph.nodes, graph.fills)
-                self.tell(JudgedGraph(name, head, graph.checks, ggml, graph.on_device, (*graph.fed,)))
+                self.tell(
+                    JudgedGraph(
+                        name, head, graph.checks, ggml, graph.on_device, (*graph.fed,), "inp_embd" in graph.given
+                    )
+                )
