@@ -69,9 +69,14 @@ ALLOWED = {
         "llamadiff/ext/pytorch/",
         "llamadiff/ext/port/loading.py",
         "llamadiff/ext/port/torch_ops.py",
+        "llamadiff/ext/preprocess/text_inputs_child.py",
     ),
-    "transformers": ("llamadiff/ext/pytorch/transformers.py", "llamadiff/ext/preprocess/child.py"),
-    "PIL": ("llamadiff/ext/preprocess/child.py",),
+    "transformers": (
+        "llamadiff/ext/pytorch/transformers.py",
+        "llamadiff/ext/preprocess/child.py",
+        "llamadiff/ext/preprocess/text_inputs_child.py",
+    ),
+    "PIL": ("llamadiff/ext/preprocess/child.py", "llamadiff/ext/preprocess/text_inputs_child.py"),
     **dict.fromkeys(
         (
             "fcntl",

@@ -47,9 +47,9 @@ def preprocess(
     """Compare an encoder's input with the checkpoint's own processor.
 
     Pictures and sound: which step is wrong, from the resize to the order of patches, and how."""
-    from llamadiff.ext.preprocess.inserted import judge_inserted, print_inserted
+    from llamadiff.ext.preprocess.inserted import judge_inserted
     from llamadiff.ext.preprocess.judge import judge_preprocessing
-    from llamadiff.ext.preprocess.page import print_preprocessed
+    from llamadiff.ext.preprocess.page import print_inserted, print_preprocessed
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
 

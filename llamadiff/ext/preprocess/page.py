@@ -8,13 +8,13 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
-from llamadiff.ext.preprocess.inserted import Inserted, inserted_as_json
+from llamadiff.ext.preprocess.inserted import Inserted
 from llamadiff.ext.preprocess.judge import Preprocessed
 from llamadiff.judge.verdict import MATCH
 from llamadiff.report.json import in_json
 from llamadiff.report.terminal.page import STRONG, Page
 
-SCHEMA = "llamadiff.extras.preprocess/1"
+SCHEMA, INSERTED_SCHEMA = "llamadiff.extras.preprocess/1", "llamadiff.extras.insertion/1"
 MOST = 12  # mistakes that a file would not show, that are listed
 
 
@@ -63,8 +63,28 @@ def _shape(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "one value"
 
 
+def print_inserted(found: Inserted, console: Console) -> None:
+    """The verdict, and what is wrong."""
+    page = Page(console)
+    page.paragraph(page.badge(found.verdict), Text(page.data(inserted_headline(found), 4000), STRONG))
+    page.blank()
+    for cause in found.causes:
+        page.paragraph(Text(f"{page.data(cause.step)}  ".ljust(15), STRONG), page.data(cause.says, 1000))
+    for note in found.notes:
+        page.paragraph("note  ", page.data(note, 1000))
+
+
+def inserted_headline(found: Inserted) -> str:
+    """The verdict in a sentence."""
+    made = f"what {found.model} makes of {found.file} and the prompt"
+    if found.verdict == MATCH:
+        return f"text model's input: {made}: {found.rows[0]} rows, {found.media} of them the encoder's"
+    steps = " and ".join(dict.fromkeys(cause.step for cause in found.causes))
+    return f"text model's input: is not {made}: {steps}"
+
+
 def as_json(found: Preprocessed | Inserted) -> str:
     """One object; a number that is not finite is null."""
     if isinstance(found, Inserted):
-        return inserted_as_json(found)
+        return in_json({"schema": INSERTED_SCHEMA, **asdict(found)})
     return in_json({"schema": SCHEMA, **asdict(found)})

@@ -1,4 +1,4 @@
-"""What encoders and text models of a watched program are given, kept where the user says: it is computed by no graph."""
+"""What encoders and text models of a watched program are given, kept where the user says: no graph computes it."""
 
 from __future__ import annotations
 
