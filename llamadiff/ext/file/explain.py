@@ -46,6 +46,7 @@ def explained(measured: Measured, guesses: Iterable[Guess], heads: int) -> Oddit
     else:
         told = _in_part(measured, off)
         found = Oddity(pair.name, f"{measured.place()}: {told}", "part") if told is not None else None
+        found = found or _by_order(measured, heads)
     says = f"{_size(measured)}, {measured.place()}{_inside(measured, off)}"
     return found or Oddity(pair.name, says, "unknown")
 
@@ -61,6 +62,12 @@ def _as_a_whole(measured: Measured, guesses: Iterable[Guess], heads: int) -> Odd
         told = next(_by_measuring(pair, heads, limit), None)
         found = Oddity(pair.name, told, "changed") if told is not None else low_rank(measured)
     return found or next(quantized_before(measured), None)
+
+
+def _by_order(measured: Measured, heads: int) -> Oddity | None:
+    """Rows or columns in another order, of which half or more stay in their places."""
+    told = next(_by_measuring(measured.pair, heads, measured.limit), None)
+    return Oddity(measured.pair.name, told, "changed") if told is not None else None
 
 
 def _size(measured: Measured) -> str:

@@ -17,11 +17,11 @@ from llamadiff.ext.file.explain import Guess, explained
 from llamadiff.ext.file.mistakes import LARGEST, Made, guesses_of, head_counts
 from llamadiff.ext.file.pairs import Measured, Pair, floor_of, in_file
 from llamadiff.ext.file.projector_keys import Stated, key_oddities, processor_config
-from llamadiff.ext.file.projector_sources import Origins, Source, encoder_tensors, layer_of, role_of
+from llamadiff.ext.file.projector_sources import THIRDS, Origins, Source, encoder_tensors, layer_of, role_of
 from llamadiff.ext.file.safetensors_files import open_checkpoint
 from llamadiff.ext.file.same_model import check_same_matrices, config_json
 from llamadiff.ext.file.transforms import Sizes, permuted, plus
-from llamadiff.ext.file.views import Shaped, Stored, length_of, plain, rows_of, whole
+from llamadiff.ext.file.views import Array, Picked, Shaped, Stored, View, length_of, plain, rows_of, whole
 from llamadiff.result.oddity import Oddity
 from llamadiff.system.errors import UserError
 
@@ -168,6 +168,7 @@ class Projector(OtherSide):
         yield from self._others(pair)
         yield from _turned(pair, self.made[pair.name])
         yield from self._permuted(pair)
+        yield from self._cut_by_heads(pair)
         yield from guesses_of(pair, self.made, self.sizes)
         if re.search(r"(ln|norm)[0-9]?\.weight$", pair.name) and self.made[pair.name].rule != "plus one":
             says = "one is added; this encoder multiplies by the weight itself"
@@ -181,6 +182,18 @@ class Projector(OtherSide):
                 if count and rows % (2 * count) == 0:
                     says = f"is permuted with {count} heads; converters permute nothing of {self.origins.projector}"
                     yield Guess("permutation-extra", says, permuted(pair.theirs, count))
+
+    def _cut_by_heads(self, pair: Pair) -> Iterator[Guess]:
+        """Q, K or V cut out of a matrix as if that had them head by head."""
+        own, heads = self.origins.found.get(pair.name), self.sizes.heads
+        if own is None or own.source.part not in THIRDS or not heads:
+            return
+        fused = self.tensors[own.source.name]
+        rows = length_of(fused)
+        if rows % (3 * heads) == 0:
+            order = np.arange(rows).reshape(heads, 3, -1)[:, THIRDS.index(own.source.part)].reshape(-1)
+            says = f"is cut head by head; {own.source.name} holds all of Q, then K, then V"
+            yield Guess("qkv-order", says, Shaped(picked(fused, order), pair.theirs.shape))
 
     def _others(self, pair: Pair) -> Iterator[Guess]:
         """Other tensors of the checkpoint, by what it calls them."""
@@ -208,5 +221,15 @@ def _turned(pair: Pair, own: Made) -> Iterator[Guess]:
         says = f"is transposed: its values lie as {' x '.join(kept)}; outputs x {' x '.join(names)} is right"
         yield Guess("transposed", says, Stored(turned.reshape(pair.ours.shape), view.kind))
     if array.ndim == 4:
+        for axes, word in (((2,), "rows"), ((3,), "columns"), ((2, 3), "rows and columns")):
+            flipped = np.ascontiguousarray(np.flip(array, axes))
+            yield Guess("flipped", f"its {word} are in reverse order", Stored(flipped, view.kind))
         says = "its channels are in reverse order: blue, green, red"
         yield Guess("channel-order", says, Stored(np.ascontiguousarray(array[:, ::-1]), view.kind))
+
+
+def picked(view: View, order: Array) -> View:
+    """Some rows of a matrix, or values of a vector."""
+    if len(view.shape) > 1:
+        return Picked(view, order)
+    return Stored(whole(view).reshape(-1)[order], "F32")

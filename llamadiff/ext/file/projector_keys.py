@@ -196,6 +196,10 @@ def key_oddities(model: ModelFile, stated: Stated) -> Iterator[Oddity]:
     """Keys that do not say what the checkpoint does, and lost ones for which llama.cpp takes something else."""
     fields = model.weights.fields
     kinds = [kind for kind in ("vision", "audio") if fields.get(f"clip.has_{kind}_encoder") is True]
+    for kind in ("vision", "audio"):
+        if kind not in kinds and any(name.startswith(f"{kind[0]}.blk.") for name in model.tensors):
+            says = f"is not true in the file: llama.cpp then loads none of its {kind[0]}.* tensors; {_again(model)}"
+            yield Oddity(f"clip.has_{kind}_encoder", says, "metadata")
     keys = ("clip.projector_type", *(f"clip.{kind}.projector_type" for kind in kinds))
     said, wanted_type = next((str(fields[key]) for key in keys if fields.get(key)), ""), stated.right_projector
     if wanted_type and said and said != wanted_type:

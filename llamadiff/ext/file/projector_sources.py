@@ -138,8 +138,8 @@ class Origins:
         self._left_over()
 
     def _by_names(self) -> None:
-        sources = self.names.sources({*self.model.tensors})
-        for name, choices in sources.items():
+        self._named = self.names.sources({*self.model.tensors})
+        for name, choices in self._named.items():
             ours = in_file(self.model, name)
             fitting = [each for each in choices if self._rules(name, ours, each)]
             near = [(off, n) for n, each in enumerate(fitting) if (off := self._nearest(name, ours, each)[0]) < NEAR]
@@ -249,6 +249,8 @@ class Origins:
             alike = [x for x in alike if (".blk." in next(self.names.called(x), [name])[0]) is (".blk." in name)]
             if len(alike) == 1:
                 self.found[name] = Origin(Source(alike[0], left.pop(alike[0])), self.rule(name), False)
+            elif name in self._named:  # of another shape
+                self.found[name] = Origin(self._named[name][0], self.rule(name), True)
 
     def missing(self) -> Iterator[tuple[Source, str]]:
         """What of the checkpoint makes no tensor of the file, and what it would be called there, if that is known."""

@@ -4,11 +4,11 @@ checkpoint has it, and what was done otherwise.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ Array = NDArray[Any]
 LIKE = 0.2  # of a row's squared size, that may be left where it is another row times a factor
 SURER = 1.5  # times the nearest one's distance, within which the row that belongs there is taken for it
 FACTOR = 0.1  # that a row's size may be off
+NAMED = 0.01  # that a factor may be off one that has a name
 SURE = 1e-3  # of its squared size, that a row may be off and is surely that one
 CLOSE = 1e-6  # the NMSE of rows that are the same, rounded to half precision or not
 SLAB = 256  # rows that are compared at once
@@ -73,7 +74,7 @@ def judge_insertion(right: RightInputs, given: GivenInputs) -> Judged:
         causes += _mask_faults(right, given.mask, pairs)
     else:
         notes.append("no mask [row, row] was given, and none looked at")
-    notes += _far(right, aligned)
+    notes += _far(right, aligned) if not causes else ()
     return Judged(tuple(causes), tuple(notes), given.count)
 
 
@@ -183,10 +184,22 @@ def _order_faults(right: RightInputs, given: GivenInputs, aligned: Aligned) -> I
         verb = "is" if len(strange) == 1 else "are"
         says = f"{_some(strange, 'row')} of {given.count} {verb} neither the prompt's tokens nor what the encoder gives"
         yield Cause("rows", says)
+    if _is_one(right, given, aligned):
+        yield Cause("rows", f"all {len(wanted)} rows of the {what} are one and the same")
+        return
     if found != wanted and not (strange and not found):
         yield from _rows_apart(right, wanted, found, what)
     yield from _places(right, given, aligned, left)
     yield from _tokens_apart(right, given, aligned)
+
+
+def _is_one(right: RightInputs, given: GivenInputs, aligned: Aligned) -> bool:
+    """Whether all rows that were inserted are equal, and the right ones are not."""
+    own = [i for i, label in enumerate(aligned.labels) if label[0] in ("row", "none")]
+    theirs = right.embeds[right.is_media]
+    if given.embeds is None or len(own) < 2 or not np.ptp(theirs, axis=0).any():
+        return False
+    return not np.ptp(given.embeds[own], axis=0).any()
 
 
 def _what(right: RightInputs) -> str:
@@ -203,7 +216,7 @@ def _rows_apart(right: RightInputs, wanted: Sequence[int], found: Sequence[int],
         yield Cause("order", f"of the {what}'s {len(wanted)} rows, {_order(right, order)}")
         return
     lacking = [*(Counter(wanted) - Counter(found)).elements()]
-    twice = [*(Counter(found) - Counter(wanted)).elements()]
+    twice = [*(Counter(found) - Counter(wanted))]
     if lacking:
         says = f"{len(lacking)} of the {what}'s {len(wanted)} rows {'is' if len(lacking) == 1 else 'are'} missing"
         yield Cause("rows", f"{says}: {_some(sorted(lacking), 'row')}")
@@ -305,11 +318,16 @@ def _scale_faults(right: RightInputs, given: GivenInputs, aligned: Aligned) -> I
     if given.embeds is None:
         return
     known = _known(given)
+    yield from _added(right, given, aligned)
     for kind, what in (("row", f"the {_what(right)}'s rows"), ("token", "the text's embeddings")):
         some = [i for i, label in enumerate(aligned.labels) if label[0] == kind and known[i]]
-        if not some:
+        if not some or (kind == "row" and _is_one(right, given, aligned)):
             continue
         factor = float(np.median(aligned.factors[some]))
+        lengths, own = (np.linalg.norm(rows[some], axis=1) for rows in (given.embeds, right.embeds[aligned.right]))
+        if len(some) > 1 and np.ptp(lengths) < SURE * lengths.mean() and np.ptp(own) > FACTOR / 2 * own.mean():
+            yield Cause("scale", f"{what} are scaled to the length {lengths.mean():.4g} each")
+            continue
         if abs(factor - 1) <= FACTOR:
             odd = [i for i in some if abs(aligned.factors[i] - 1) > 3 * FACTOR and aligned.distance[i] < LIKE / 4]
             if odd:
@@ -319,14 +337,27 @@ def _scale_faults(right: RightInputs, given: GivenInputs, aligned: Aligned) -> I
         yield Cause("scale", f"{what} are multiplied by {factor:.4g}{_scale_name(right, factor, kind)}")
 
 
+def _added(right: RightInputs, given: GivenInputs, aligned: Aligned) -> Iterator[Cause]:
+    """That rows were added to the placeholder's embedding, and do not stand in its place."""
+    rows = [i for i, label in enumerate(aligned.labels) if label[0] == "row" and aligned.right[i] >= 0]
+    if given.embeds is None or not rows:
+        return
+    place = right.placeholder.astype(np.float64)
+    left = given.embeds[rows] - right.embeds[aligned.right[rows]].astype(np.float64)
+    rest = left - place
+    if np.square(rest).sum() < FACTOR * np.square(left).sum():
+        says = f"the {_what(right)}'s rows are added to the embedding of {right.word}, which they should replace"
+        yield Cause("rows", says)
+
+
 def _scale_name(right: RightInputs, factor: float, kind: str) -> str:
     """What a factor is, where it is the text's own scale."""
     own, usual = (right.scale, "this model's scale of text embeddings"), (right.embeds.shape[1] ** 0.5, "sqrt(n_embd)")
     for value, name in (own, usual):
-        if value != 1 and abs(factor / value - 1) < FACTOR:
+        if value != 1 and abs(factor / value - 1) < NAMED:
             tail = ", which is for text alone" if kind == "row" else ", once more than it should be"
             return f", {name}{tail if value == right.scale else ''}"
-        if value != 1 and abs(factor * value - 1) < FACTOR:
+        if value != 1 and abs(factor * value - 1) < NAMED:
             tail = ": it was left out" if kind == "token" and value == right.scale else ""
             return f", 1 / {value:.4g}, {name}{tail}"
     return ""
@@ -383,6 +414,9 @@ def _position_faults(right: RightInputs, own: Array, pairs: tuple[Array, Array],
     own, wanted = _as_many(own[:, given], wanted[:, rows])
     if not len(rows):
         return
+    if not np.ptp(own) and np.ptp(wanted):
+        yield Cause("positions", f"all positions are {own[0, 0]:.0f}")
+        return
     if np.allclose(own - own[:, :1], wanted - wanted[:, :1]):
         if not np.allclose(own, wanted):
             notes.append(f"all positions are {_step(own[0, 0] - wanted[0, 0])}; RoPE turns by differences alone")
@@ -434,6 +468,11 @@ def _inside(
         if np.allclose(a[0], b[0]) and np.allclose(a[1], b[2]) and np.allclose(a[2], b[1]):
             yield Cause("positions", f"{what}, height and width are exchanged")
             return
+        turned = next((order for order in permutations(range(3)) if np.allclose(a[[*order]], b)), None)
+        if turned is not None:
+            lie = ", ".join(names[turned.index(n)] for n in range(3))
+            yield Cause("positions", f"{what}, the sections lie in another order: {lie}")
+            return
         if all(np.allclose(each, counted) for each in a):
             size = f"{int(np.ptp(b[1])) + 1} x {int(np.ptp(b[2])) + 1}"
             says = f"every row has the next position, as text has; its grid of {size} is right"
@@ -442,25 +481,28 @@ def _inside(
     if is_media and not a.any():
         yield Cause("positions", f"{what}, all rows have one position")
         return
+    laws = defaultdict[str, list[str]](list)
     for section, name in enumerate(names):
         if not np.allclose(a[section], b[section]):
-            yield Cause("positions", f"{what}, {name} {_law(a[section], b[section], counted)}")
+            laws[_law(a[section], b[section], counted)].append(name)
+    for law, some in laws.items():
+        yield Cause("positions", f"{what}, {' and '.join(some)}: {law}")
 
 
 def _law(a: Array, b: Array, counted: Array) -> str:
     """What one section's positions are, where the right ones are others."""
     if np.allclose(a, counted):
-        return "counts on with every row" + ("; it is one number for all of them" if not b.any() else "")
+        return "counting on with every row" + ("; it is one number for all of them" if not b.any() else "")
     if not a.any():
-        return "is one number for all rows"
+        return "one number for all rows"
     if b.any():
         factor = float(a @ b / (b @ b))
         if np.allclose(a, factor * b):
-            return f"goes in steps of {factor:.4g}; 1 is right"
+            return f"in steps of {factor:.4g}; 1 is right"
         if np.allclose(a, -b):
-            return "counts backwards"
+            return "counting backwards"
     i = int(np.argmax(~np.isclose(a, b)))
-    return f"of its row {i} is {a[i]:.0f} beyond the first's; {b[i]:.0f} is right"
+    return f"{a[i]:.0f} beyond the first at its row {i}; {b[i]:.0f} is right"
 
 
 def _jump(
@@ -511,6 +553,17 @@ def _mask_faults(right: RightInputs, own: Array, pairs: tuple[Array, Array]) -> 
     if part.all():
         yield Cause("mask", "every row sees every row, later ones too: there is no mask")
         return
+    back = np.subtract.outer(np.arange(len(rows)), np.arange(len(rows)))
+    window = int(back[part].max(initial=0)) + 1
+    if window < len(rows) and (part == (wanted & (back < window))).all():
+        yield Cause("mask", f"each row sees {window} rows alone, its own and those before it; all before it is right")
+        return
+    unseen = np.flatnonzero(~part.any(axis=0))
+    if len(unseen):
+        yield Cause("mask", f"no row sees {_some(rows[unseen].tolist(), 'row')}")
+        kept = part.any(axis=0)
+        part, wanted = part[np.ix_(kept, kept)], wanted[np.ix_(kept, kept)]
+        rows = rows[kept]
     run_of = np.searchsorted([each for run in _runs(right) for each in run], rows, side="right")
     same = (run_of[:, None] == run_of) & (run_of[:, None] % 2 == 1)
     later = rows[None] > rows[:, None]

@@ -107,6 +107,7 @@ def _ordered(order):
 
 ALL = np.arange(ROWS * COLUMNS)
 HALVES = np.concatenate([ALL[6:], ALL[:6]])
+LENGTHS = np.linalg.norm(RIGHT.embeds[PICTURE], axis=1, keepdims=True)
 TURNED = ALL.reshape(ROWS, COLUMNS).T.reshape(-1)
 ROW_FAULTS = {
     "place: the rows begin 1 place too early, over '<start>': at 2, where the placeholders begin at 3": _shifted(-1),
@@ -124,6 +125,9 @@ ROW_FAULTS = {
     "<image> itself": changed(RIGHT.embeds, (PICTURE, RIGHT.placeholder)),
     "rows: rows 3 to 14 of 18 are neither the prompt's tokens nor what the encoder gives":
         changed(RIGHT.embeds, (PICTURE, np.random.default_rng(9).normal(0, 1, (12, WIDE)))),
+    "rows: all 12 rows of the picture are one and the same": changed(RIGHT.embeds, (PICTURE, RIGHT.embeds[FIRST])),
+    "scale: the picture's rows are scaled to the length 1 each":
+        changed(RIGHT.embeds, (PICTURE, RIGHT.embeds[PICTURE] / LENGTHS)),
     "rows: values of the embeddings are NaN or Inf": changed(RIGHT.embeds, ((5, 3), np.nan)),
 }  # fmt: skip
 
@@ -136,6 +140,13 @@ def test_rows_that_are_wrong_are_named_and_nothing_else(says):
     assert len(causes) == len(says.split("|"))
     for cause, wanted in zip(causes, says.split("|"), strict=True):
         assert wanted in cause
+
+
+def test_rows_that_are_added_to_the_placeholder():
+    small = replace(RIGHT, placeholder=RIGHT.placeholder / 24)
+    embeds = changed(RIGHT.embeds, (PICTURE, RIGHT.embeds[PICTURE] + small.placeholder))
+    (cause,) = told(judge_insertion(small, given(embeds)))
+    assert cause == "rows: the picture's rows are added to the embedding of <image>, which they should replace"
 
 
 def test_text_that_is_not_scaled():
@@ -181,10 +192,10 @@ P, HERE = RIGHT.positions, "positions: within the picture at 3, "
 GRID = slice(1, 3), PICTURE
 POSITION_FAULTS = [
     (changed(P, (GRID, P[[2, 1], PICTURE])), HERE + "height and width are exchanged"),
-    (changed(P, ((0, PICTURE), FIRST + ALL)), HERE + "temporal counts on with every row; it is one number for all"),
+    (changed(P, ((0, PICTURE), FIRST + ALL)), HERE + "temporal: counting on with every row; it is one number for all"),
     (np.arange(COUNT)[None], HERE + "every row has the next position, as text has; its grid of 3 x 4 is right"),
     (changed(P, ((slice(None), PICTURE), FIRST)), HERE + "all rows have one position"),
-    (changed(P, ((1, PICTURE), P[1, PICTURE] * 2 - FIRST)), HERE + "height goes in steps of 2; 1 is right"),
+    (changed(P, ((1, PICTURE), P[1, PICTURE] * 2 - FIRST)), HERE + "height: in steps of 2; 1 is right"),
     (changed(P, ((slice(None), slice(BEHIND, None)), BEHIND + np.arange(COUNT - BEHIND))),
      "positions: the text behind the picture goes on by its number of rows, 12; 4 behind its first, one beyond its"),
     (changed(P, ((slice(None), slice(BEHIND, None)), P[:, BEHIND:] - 1)),
@@ -192,6 +203,10 @@ POSITION_FAULTS = [
     (changed(P, ((slice(None), slice(BEHIND, None)), P[:, BEHIND:] - 3)), "goes on one behind its first position"),
     (changed(P, ((slice(None), PICTURE), P[:, PICTURE] - FIRST)),
      "positions: temporal and height and width of the picture begin at 0, not behind the text before it"),
+    (P[[1, 2, 0]], HERE + "the sections lie in another order: height, width, temporal"),
+    (np.zeros((3, COUNT)), "positions: all positions are 0"),
+    (changed(P, ((slice(None), slice(BEHIND, None)), P[:, BEHIND:] + np.arange(COUNT - BEHIND))),
+     "positions: within the text at 15, temporal and height and width: in steps of 2; 1 is right"),
     (changed(P, (GRID, P[GRID] - FIRST)), "positions: height and width of the picture begin at 0"),
     (changed(P, ((slice(None), slice(FIRST, None)), P[:, FIRST:] + 1)), "the picture begins at 1 more than is right"),
 ]  # fmt: skip
@@ -210,7 +225,10 @@ MASK_FAULTS = [
     (RIGHT, np.ones_like(MASK), "every row sees every row, later ones too: there is no mask"),
     (RIGHT, changed(MASK, (TEXT_BEHIND, False)), "the text behind the picture does not see all of it (36 pairs)"),
     (RIGHT, changed(MASK, ((PICTURE, slice(0, 3)), False)), "the picture does not see the text before it"),
-    (RIGHT, changed(MASK, ((-1, 0), False)), "row 17 does not see row 0, and so in 1 pairs"),
+    (right(both_ways=False), np.tri(COUNT, dtype=bool) & ~np.tri(COUNT, k=-5, dtype=bool),
+     "each row sees 5 rows alone, its own and those before it; all before it is right"),
+    (RIGHT, changed(MASK, ((slice(None), slice(0, 2)), False)), "no row sees rows 0 to 1"),
+    (RIGHT, changed(MASK, ((-1, 1), False)), "row 17 does not see row 1, and so in 1 pairs"),
 ]  # fmt: skip
 
 

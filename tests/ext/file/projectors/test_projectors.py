@@ -104,6 +104,12 @@ MISTAKES = [
     ("gemma3", _values(PATCHES, lambda x: x.swapaxes(2, 3)), {PATCHES: "outputs x channels x columns x rows; outputs"}),
     ("gemma3", _values(PATCHES, lambda x: x.transpose(0, 2, 3, 1)), {PATCHES: "outputs x rows x columns x channels"}),
     ("qwen2vl", _values(PATCHES, lambda x: x[:, ::-1]), {PATCHES: "channels are in reverse order: blue, green, red"}),
+    ("gemma3", _values(PATCHES, lambda x: x[:, :, ::-1, ::-1]), {PATCHES: "its rows and columns are in reverse order"}),
+    ("gemma3", _values("v.blk.0.ffn_up.bias", lambda x: 2 * x), {"v.blk.0.ffn_up.bias": "is multiplied by 2"}),
+    ("gemma3", _key("has_vision_encoder", False),
+     {"clip.has_vision_encoder": "llama.cpp then loads none of its v.* tensors"}),
+    ("qwen2vl", _values("mm.0.weight", lambda x: x.reshape(256, 2, 2, 64).swapaxes(1, 2)),
+     {"mm.0.weight": "blocks of 64 columns 1 and 2 are swapped"}),
     ("gemma3", _values(OUT, lambda x: x.T), {OUT: "is transposed: its rows should be its columns"}),
     ("ultravox", _values("a.conv1d.2.weight", lambda x: x.swapaxes(0, 1)),
      {"a.conv1d.2.weight": "channels x outputs x steps; outputs x channels x steps"}),
@@ -137,6 +143,24 @@ def test_a_mistake_is_named_and_nothing_else(name, mistake, says, tmp_path):
     for each in report.findings:
         assert says[each.where] in each.says
         assert each.says.endswith(AGAIN)
+
+
+def test_q_k_and_v_that_are_cut_head_by_head(tmp_path):
+    pair = PAIRS["qwen2vl"]()
+    by_heads = (
+        pair.checkpoint["visual.blocks.1.attn.qkv.weight"].reshape(4, 3, 16, 64).swapaxes(0, 1).reshape(3, 64, 64)
+    )
+    pair.tensors |= {f"v.blk.1.attn_{letter}.weight": part for letter, part in zip("qkv", by_heads, strict=True)}
+    report = judge_weights(*pair.written(tmp_path))
+    assert {each.where for each in report.findings} == {f"v.blk.1.attn_{letter}.weight" for letter in "qkv"}
+    assert all("is cut head by head; visual.blocks.1.attn.qkv.weight holds" in each.says for each in report.findings)
+
+
+def test_positions_of_another_size_are_one_finding(tmp_path):
+    pair = PAIRS["gemma3"]()
+    pair.tensors["v.position_embd.weight"] = pair.tensors["v.position_embd.weight"][:9]
+    (found,) = judge_weights(*pair.written(tmp_path)).findings
+    assert found.says.startswith("has shape [9, 64]; vision_tower.vision_model.embeddings.position_embedding.weight")
 
 
 def test_another_layers_tensor_is_named_in_each_type(tmp_path):
