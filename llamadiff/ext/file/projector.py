@@ -21,7 +21,18 @@ from llamadiff.ext.file.projector_sources import THIRDS, Origins, Source, encode
 from llamadiff.ext.file.safetensors_files import open_checkpoint
 from llamadiff.ext.file.same_model import check_same_matrices, config_json
 from llamadiff.ext.file.transforms import Sizes, permuted, plus
-from llamadiff.ext.file.views import Array, Picked, Shaped, Stored, View, length_of, plain, rows_of, whole
+from llamadiff.ext.file.views import (
+    Array,
+    Picked,
+    Shaped,
+    Stored,
+    View,
+    blocks_of_rows,
+    length_of,
+    plain,
+    rows_of,
+    whole,
+)
 from llamadiff.result.oddity import Oddity
 from llamadiff.system.errors import UserError
 
@@ -76,11 +87,14 @@ class Projector(OtherSide):
         if not name:
             return None
         view, row = self.tensors[name], whole(in_file(self.model, BREAK)).reshape(-1)
-        values = whole(view)
-        if values.shape[1] != row.size:
+        if view.shape[-1] != row.size:
             return None
-        nearest = int(np.square(values - row).sum(axis=1).argmin())
-        return Made(f"row {nearest} of {name}", Stored(values[nearest], view.kind))
+        _, nearest = min(
+            (float(apart.min()), int(rows[apart.argmin()]))
+            for rows in blocks_of_rows(view)
+            for apart in [np.square(view.take(rows) - row).sum(axis=1)]
+        )
+        return Made(f"row {nearest} of {name}", Stored(view.take(np.array([nearest]))[0], "F32"))
 
     def pairs(self) -> Sequence[Pair]:
         shape = self.model.weights.shape

@@ -33,7 +33,7 @@ from llamadiff.ext.file.views import (
 # Tensors of a checkpoint that no encoder and no projector has: its language model's, a generator's, buffers.
 _ELSEWHERE = re.compile(
     r"(^|\.)(language_model|text_model|text_decoder|lm_head|embed_tokens|tok_embeddings|talker|token2wav|mtp|rotary_emb)\b"
-    r"|^(model\.)?(layers|norm|output)\."
+    r"|^((thinker|model)\.)*(layers|norm|output)\."
     r"|(inv_freq|position_ids|num_batches_tracked)$"
 )
 _SUFFIX = re.compile(r"[._](weight|bias)$")
