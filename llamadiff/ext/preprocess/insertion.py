@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import pairwise, permutations
 from typing import Any
@@ -21,6 +21,7 @@ from llamadiff.ext.preprocess.text_inputs import GivenInputs, RightInputs
 Array = NDArray[Any]
 LIKE = 0.2  # of a row's squared size, that may be left where it is another row times a factor
 SURER = 1.5  # times the nearest one's distance, within which the row that belongs there is taken for it
+USUAL = 3.0  # times what the rows are off in the middle, besides: an encoder's rounding, or another way to resize
 FACTOR = 0.1  # that a row's size may be off
 NAMED = 0.01  # that a factor may be off one that has a name
 SURE = 1e-3  # of its squared size, that a row may be off and is surely that one
@@ -53,6 +54,10 @@ class Judged:
 def judge_insertion(right: RightInputs, given: GivenInputs) -> Judged:
     """Hold what an engine gave its text model against what the checkpoint's code gives it."""
     causes, notes = list[Cause](), list[str]()
+    other_rows = _by_own_encoder(right, given)
+    if other_rows is not None:
+        right, cause = other_rows
+        causes.append(cause)
     aligned = align(right, given)
     if given.goes_on and (aligned.right >= 0).any():
         given = given.cut(int(np.flatnonzero(aligned.right >= 0)[-1]) + 1)
@@ -76,6 +81,22 @@ def judge_insertion(right: RightInputs, given: GivenInputs) -> Judged:
         notes.append("no mask [row, row] was given, and none looked at")
     notes += _far(right, aligned) if not causes else ()
     return Judged(tuple(causes), tuple(notes), given.count)
+
+
+def _by_own_encoder(right: RightInputs, given: GivenInputs) -> tuple[RightInputs, Cause] | None:
+    """With an encoder that gives other rows than the checkpoint's: those, whose places are judged all the same."""
+    own, rows = given.features, right.embeds[right.is_media]
+    if own is None or own.shape != rows.shape:
+        return None
+    products = np.einsum("rv,rv->r", own.astype(np.float64), rows)
+    sizes = np.square(own, dtype=np.float64).sum(axis=1) * np.square(rows, dtype=np.float64).sum(axis=1)
+    off = float(np.median(1 - np.maximum(products, 0) ** 2 / np.maximum(sizes, TINY)))
+    if off <= LIKE:
+        return None
+    embeds = np.array(right.embeds)
+    embeds[right.is_media] = own
+    says = f"its encoder's rows are not the checkpoint's: {off:.2f} of their squared size is other"
+    return replace(right, embeds=embeds), Cause("rows", f"{says}; llamadiff preprocess, port and watch look for why")
 
 
 def _other_size(right: RightInputs, aligned: Aligned) -> Cause | None:
@@ -137,19 +158,18 @@ def _labelled(right: RightInputs, given: GivenInputs, labels: Sequence[Label]) -
     nearest, distances = _nearest(given.embeds[known].astype(np.float64), theirs)
     steps = Counter((nearest - known)[distances.min(axis=1) <= LIKE].tolist())
     step = steps.most_common(1)[0][0] if steps else 0
+    of_media = right.is_media[np.minimum(nearest, right.count - 1)] & (nearest < right.count)
+    usual = float(np.median(distances.min(axis=1)[of_media])) if of_media.any() else 0.0
     for row, i, all_left in zip(known, nearest, distances, strict=True):
         places = [int(j) for j in (row, row + step) if 0 <= j < len(labels)]
-        expected = next((j for j in places if _as_near(all_left, j, int(i))), int(i))
+        limit = SURER * all_left[i] + USUAL * usual + CLOSE
+        expected = next((j for j in places if all_left[j] <= limit), int(i))
         left[row] = all_left[expected]
         if all_left[expected] <= LIKE:
             own[row] = names[expected]
             size = float(theirs[expected] @ theirs[expected])
             factors[row] = float(given.embeds[row].astype(np.float64) @ theirs[expected]) / max(size, TINY)
     return own, factors, left
-
-
-def _as_near(left: Array, one: int, nearest: int) -> bool:
-    return bool(left[one] <= SURER * left[nearest] + CLOSE)
 
 
 def _nearest(ours: Array, theirs: Array) -> tuple[Array, Array]:

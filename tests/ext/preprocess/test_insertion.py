@@ -75,6 +75,31 @@ def test_an_encoder_that_is_quantized_gives_the_same_rows():
     assert "the picture's rows are the encoder's to within 0.0" in judged.notes[-1]
 
 
+def _smooth(noise):
+    """A picture whose rows change slowly, as those of a sky do, and what an encoder that rounds makes of it."""
+    random = np.random.default_rng(11)
+    ends = random.normal(0, 1, (3, WIDE))
+    place = np.linspace(0, 1, ROWS * COLUMNS)[:, None]
+    rows = (ends[0] + 0.5 * place * ends[1] + 0.5 * place**2 * ends[2]).astype(np.float32)
+    return rows, (rows + noise * random.normal(0, 1, rows.shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.1, 0.2, 0.3])
+def test_rows_that_are_alike_are_in_their_places_whatever_rounding_does(noise):
+    rows, rounded = _smooth(noise)
+    smooth = replace(RIGHT, embeds=changed(RIGHT.embeds, (PICTURE, rows)))
+    assert told(judge_insertion(smooth, given(changed(RIGHT.embeds, (PICTURE, rounded))))) == []
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.05])
+def test_rows_that_are_alike_and_in_another_order_are_found(noise):
+    rows, rounded = _smooth(noise)
+    smooth = replace(RIGHT, embeds=changed(RIGHT.embeds, (PICTURE, rows)))
+    judged = judge_insertion(smooth, given(changed(RIGHT.embeds, (PICTURE, rounded[::-1]))))
+    assert {each.step for each in judged.causes} <= {"order", "rows"}
+    assert judged.causes
+
+
 def test_equal_rows_may_be_any_of_them():
     """A picture of one colour."""
     flat = replace(RIGHT, embeds=changed(RIGHT.embeds, (PICTURE, RIGHT.embeds[FIRST])))
@@ -242,6 +267,14 @@ def test_rows_that_its_own_encoder_gave_and_that_were_not_inserted():
     more = np.concatenate([RIGHT.embeds[PICTURE], np.ones((1, WIDE), np.float32)])
     (cause,) = told(judge_insertion(RIGHT, given(features=more)))
     assert cause == "rows: its encoder gave 13 rows, the checkpoint's gives 12"
+
+
+def test_rows_of_an_encoder_that_is_wrong_are_judged_by_their_places():
+    rows = np.random.default_rng(2).normal(0, 1, (12, WIDE)).astype(np.float32)
+    (cause,) = told(judge_insertion(RIGHT, given(changed(RIGHT.embeds, (PICTURE, rows)), features=rows)))
+    assert cause.startswith("rows: its encoder's rows are not the checkpoint's: 0.9")
+    causes = told(judge_insertion(RIGHT, given(changed(RIGHT.embeds, (PICTURE, rows[::-1])), features=rows)))
+    assert causes == [cause, "order: of the picture's 12 rows, the rows are in reverse order"]
 
 
 def test_a_dump_is_read_in_the_forms_that_engines_have(tmp_path):
