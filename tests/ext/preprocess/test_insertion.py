@@ -272,7 +272,7 @@ def test_rows_that_its_own_encoder_gave_and_that_were_not_inserted():
 def test_rows_of_an_encoder_that_is_wrong_are_judged_by_their_places():
     rows = np.random.default_rng(2).normal(0, 1, (12, WIDE)).astype(np.float32)
     (cause,) = told(judge_insertion(RIGHT, given(changed(RIGHT.embeds, (PICTURE, rows)), features=rows)))
-    assert cause.startswith("rows: its encoder's rows are not the checkpoint's: 0.9")
+    assert cause.startswith("rows: its encoder's rows are not the checkpoint's: 1.00 of")
     causes = told(judge_insertion(RIGHT, given(changed(RIGHT.embeds, (PICTURE, rows[::-1])), features=rows)))
     assert causes == [cause, "order: of the picture's 12 rows, the rows are in reverse order"]
 
