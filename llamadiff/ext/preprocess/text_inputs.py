@@ -20,10 +20,11 @@ from llamadiff.system import python_child
 from llamadiff.system.errors import UserError
 from llamadiff.system.stale_files import temporary_directory
 from llamadiff.system.started import kill, start
+from llamadiff.trace.stated import reason
 
 Array = NDArray[Any]
 MOST = 1 << 28  # values of an array
-MOST_ROWS = 1 << 14  # of which a mask has all pairs
+MOST_ROWS = 1 << 13  # of which all pairs are looked at
 EMBEDS = ("inputs_embeds", "embeddings", "inp_embd", "embeds")
 IDS = ("input_ids", "ids", "tokens", "inp_tokens")
 POSITIONS = ("position_ids", "positions", "inp_pos")
@@ -135,12 +136,17 @@ def dumped_inputs(path: Path) -> GivenInputs:
     """What an engine gave its text model: a file of arrays, or a folder of ``watch --keep``. Raises UserError."""
     if not path.exists():
         raise UserError(f"{path}: no such file; write inputs_embeds, position_ids and attention_mask with np.savez")
-    found = _of_watch(path) if path.is_dir() else _of_file(path)
+    try:
+        found = _of_watch(path) if path.is_dir() else _of_file(path)
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(f"{path}: its arrays do not fit together ({reason(error)}); write them anew") from None
     if found.embeds is None and found.ids is None:
         raise UserError(
             f"{path}: has none of {', '.join(EMBEDS)}; write what the text model is given of each position, "
             "[row, value], with np.savez"
         )
+    if not 0 < found.count <= MOST_ROWS:
+        raise UserError(f"{path}: has {found.count} rows; from 1 to {MOST_ROWS} are looked at: give a shorter prompt")
     return found
 
 

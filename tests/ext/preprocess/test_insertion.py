@@ -326,10 +326,25 @@ def test_what_watch_keeps_is_put_together(tmp_path):
     assert judge_insertion(RIGHT, dumped_inputs(tmp_path)).causes
 
 
-@pytest.mark.parametrize("what", ["no such file", "holds no decode of embeddings", "has none of inputs_embeds"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "no such file", "holds no decode of embeddings", "has none of inputs_embeds", "has 0 rows; from 1 to 8192",
+        "do not fit together", "is no archive of np.savez", "no array of numbers",
+    ],
+)  # fmt: skip
 def test_what_cannot_be_read_is_one_line(what, tmp_path):
     path = tmp_path / "dump.npz"
-    if what.startswith("has"):
+    if what == "has 0 rows; from 1 to 8192":
+        np.savez(path, inputs_embeds=np.ones((0, WIDE)))
+    elif what == "do not fit together":
+        path = tmp_path
+        _kept(path, 0, inp_embd=np.ones((4, WIDE), np.float32), inp_pos=np.zeros(3, np.int32))
+    elif what == "is no archive of np.savez":
+        path.write_bytes(b"PK\3\4 and no more")
+    elif what == "no array of numbers":
+        np.savez(path, inputs_embeds=np.array([{"a": 1}], object))
+    if what == "has none of inputs_embeds":
         np.savez(path, other=np.ones(3))
     elif what.startswith("holds"):
         path = tmp_path
