@@ -112,6 +112,10 @@ class Projector(OtherSide):
                 says = f"has shape {list(shape)}; {made.says} gives {list(made.view.shape)}"
                 yield self._with_fix(Oddity(name, says, "shape"))
         yield from self._missing()
+        if self.origins.projector == "pixtral" and BREAK not in self.model.tensors:
+            why = "some converters leave it out where the embedding is called language_model.*"
+            says = f"is missing: the row of the embedding that is [IMG_BREAK]'s; llama.cpp refuses the file ({why})"
+            yield self._with_fix(Oddity(BREAK, says, "missing"))
         yield from key_oddities(self.model, self.stated)
 
     def _missing(self) -> Iterator[Oddity]:

@@ -94,6 +94,7 @@ MISTAKES = [
     ("llava", _exchange("mm.0.weight", "mm.2.weight"), {"mm.0.weight": "linear_2", "mm.2.weight": "linear_1"}),
     ("gemma3", _lost("blk.1.attn_q.bias"), {"v.blk.1.attn_q.bias": "is missing: vision_tower.vision_model"}),
     ("qwen2vl", _lost("blk.1.attn_q.bias"), {"v.blk.1.attn_q.bias": "attn.qkv.bias, its Q of ck is in no tensor"}),
+    ("pixtral", _lost("img_break"), {"v.token_embd.img_break": "that is [IMG_BREAK]'s; llama.cpp refuses the file"}),
     ("qwen2vl", _lost("weight.1"), {"v.patch_embd.weight.1": "its frame 1 of ck is in no tensor"}),
     ("llava", _lost("pre_ln.weight", "pre_ln.bias"),
      {"v.pre_ln.weight": "does without it, or refuses the file", "v.pre_ln.bias": "adds nothing there"}),
