@@ -26,7 +26,8 @@ CONTROL_VECTOR = OtherKind(
 )
 PROJECTOR = OtherKind(
     "a multimodal projector (mmproj)",
-    "give the language model that it is for; llamadiff watch -- llama-mtmd-cli ... judges what an encoder computes",
+    "give the language model that it is for; llamadiff weights FILE CHECKPOINT says whether it was converted rightly, "
+    "llamadiff watch -- llama-mtmd-cli ... judges what an encoder computes",
 )
 VOCABULARY = OtherKind("a vocabulary alone", "llamadiff tokens FILE and llamadiff template FILE ask about it")
 IMPORTANCE = OtherKind(
