@@ -77,12 +77,12 @@ def judge_kernels(model: str | Path, run: Run, how: How = USUAL) -> Comparison:
 
 
 def _row(kernel: Kernel, nodes: Sequence[NodeCheck], rules: Sequence[tolerances.Rule]) -> Row:
-    """Its last node's, within what rounding may do in all of its nodes."""
-    own = nodes[kernel.first : kernel.last + 1]
-    before = sum(_limit(node, rules) for node in own[:-1])
-    check = replace(kernel.check, name=own[-1].name, tap=own[-1].tap, rounding=kernel.check.rounding + before)
+    """That of a value of it, within what rounding may do in all of its nodes up to there."""
+    own, judged = nodes[kernel.first : kernel.last + 1], nodes[kernel.place]
+    before = sum(_limit(node, rules) for node in nodes[kernel.first : kernel.place])
+    check = replace(kernel.check, name=judged.name, tap=judged.tap, rounding=kernel.check.rounding + before)
     (row,) = rows_of([check], rules)
-    return replace(row, op=_pattern(own), layer=layers_of(nodes)[kernel.last])
+    return replace(row, op=_pattern(own), layer=layers_of(nodes)[kernel.place])
 
 
 def _limit(node: NodeCheck, rules: Sequence[tolerances.Rule]) -> float:

@@ -7,7 +7,7 @@ the last bit. What its end gives is another value only if other kernels made it.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,13 @@ Range = tuple[int, int]
 class Pass:
     """What is to be run: ranges of nodes that nobody looks at, and which values are reported.
 
+    ``left``: hidden nodes whose values are read once the one behind them has run, and reported, too.
     ``judged``: a node that is judged on the inputs that it has where all run alone; ``value``, what it gave elsewhere.
     """
 
     hidden: tuple[Range, ...] = ()
     reported: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
     judged: int | None = None
     value: bytes = b""
 
@@ -51,16 +53,44 @@ class Value:
         found, right = (np.asarray(each.tensor.values(), np.float64)[None] for each in (other, self))
         return metrics.nmse(found, right, 0)
 
+    def with_view(self, view: Value) -> Value:
+        """These values, but for those that a view of them has."""
+        whole, part = bytearray(self.tensor.data), view.tensor
+        dtype = part.view().dtype
+        strides = tuple(reversed(part.said["nb"]))
+        offset = part.said["view"][1]
+        np.ndarray(part.shape, dtype, whole, offset, strides)[...] = part.view()
+        return Value(SentTensor(self.tensor.said, bytes(whole), self.tensor.order))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A pass's nodes as they run alone; ``reads``: of each, which nodes before it are its sources.
+
+    ``views``: a node that computes nothing -> the one whose memory it looks into.
+    """
+
+    nodes: Sequence[NodeCheck]
+    reads: Sequence[frozenset[int]] = ()
+    views: Mapping[int, int] = field(default_factory=dict)
+
+    def outputs(self, first: int, last: int) -> tuple[int, ...]:
+        """Nodes of a range that others read behind it, but for the last one."""
+        later = frozenset[int]().union(*self.reads[last + 1 :])
+        return tuple(place for place in range(first, last) if place in later)
+
 
 @dataclass(frozen=True)
 class Kernel:
-    """Nodes ``first`` to ``last`` that run as one: what is found of the last, on inputs of nodes that ran alone.
+    """Nodes ``first`` to ``last`` that run as one: what is found of one of them, on inputs of nodes that ran alone.
 
-    ``apart``: NMSE of its values beside those of its nodes alone.
+    ``place``: of which: of the last, or of one before it that others read, too. ``apart``: NMSE of the kernel's values
+    beside those of its nodes alone, where that is largest.
     """
 
     first: int
     last: int
+    place: int
     check: NodeCheck
     apart: float
 
@@ -76,8 +106,9 @@ class Found:
 Asking = Generator[Pass, Mapping[int, Any], Any]
 
 
-def kernels(nodes: Sequence[NodeCheck]) -> Asking:
+def kernels(graph: Graph) -> Asking:
     """Look for kernels of several of a pass's nodes: yields passes, is sent what they reported, returns ``Found``."""
+    nodes = graph.nodes
     found: list[Kernel] = []
     steady = True
     for ends in _ends(nodes):
@@ -96,8 +127,8 @@ def kernels(nodes: Sequence[NodeCheck]) -> Asking:
             distance, kind = alone[end].apart(seen[end]), _kind(nodes, first, end)
             if not alone[end].is_like(seen[end]) and not distance <= TIMES * apart.get(kind, -1.0):
                 apart[kind] = distance
-                yield from _within(nodes, first, end, found)
-    return Found(tuple(sorted(found, key=lambda kernel: (kernel.last, kernel.first))), steady)
+                yield from _within(graph, first, end, found)
+    return Found(tuple(sorted(found, key=lambda kernel: (kernel.last, kernel.first, -kernel.place))), steady)
 
 
 def _ends(nodes: Sequence[NodeCheck]) -> list[tuple[int, ...]]:
@@ -117,7 +148,7 @@ def _kind(nodes: Sequence[NodeCheck], first: int, last: int) -> tuple[Any, ...]:
 
 
 def _within(
-    nodes: Sequence[NodeCheck], first: int, end: int, found: list[Kernel]
+    graph: Graph, first: int, end: int, found: list[Kernel]
 ) -> Generator[Pass, Mapping[int, Any], None]:
     """Add the kernels of a span, judged: those of a kind that was not met before, or that are much further off."""
     alone = yield Pass(reported=tuple(range(first, end + 1)))
@@ -136,12 +167,28 @@ def _within(
             if not fused.is_like(alone[last]):
                 break
         last, fused = yield from _longest(begin, last, end, fused)
-        kind, apart = _kind(nodes, begin, last), alone[last].apart(fused)
-        alike = [kernel.apart for kernel in found if _kind(nodes, kernel.first, kernel.last) == kind]
-        if not alike or not apart <= TIMES * max(alike):
-            check = (yield Pass(judged=last, value=bytes(fused.tensor.data)))[last]
-            found.append(Kernel(begin, last, check, apart))
+        yield from _judged(graph, begin, last, alone, found)
         first = last + 1
+
+
+def _judged(
+    graph: Graph, first: int, last: int, alone: Mapping[int, Value], found: list[Kernel]
+) -> Generator[Pass, Mapping[int, Any], None]:
+    """Add a kernel, by each value of it that others read and that is not what its nodes give alone."""
+    given = yield Pass(((first, last - 1),), (last,), graph.outputs(first, last))
+    others = {place: value for place, value in given.items() if not value.is_like(alone[place])}
+    kind = _kind(graph.nodes, first, last)
+    apart = max((alone[place].apart(value) for place, value in others.items()), default=0.0)
+    alike = [kernel.apart for kernel in found if _kind(graph.nodes, kernel.first, kernel.last) == kind]
+    if alike and apart <= TIMES * max(alike):
+        return
+    for place, value in others.items():
+        judged = graph.views.get(place, place)
+        is_whole = not first <= judged < place
+        place, value = (place, value) if is_whole else (judged, alone[judged].with_view(value))
+        check = (yield Pass(judged=place, value=bytes(value.tensor.data)))[place]
+        found.append(Kernel(first, last, place, check, apart))
+
 
 
 def _longest(begin: int, last: int, end: int, fused: Value) -> Generator[Pass, Mapping[int, Any], tuple[int, Value]]:

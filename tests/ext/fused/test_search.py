@@ -7,7 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from llamadiff.ext.fused.search import Found, Value, kernels
+from llamadiff.ext.fused.search import Found, Graph, Pass, Value, kernels
 from llamadiff.ext.graph.check import NodeCheck
 from llamadiff.llamacpp.sent_tensor import SentTensor
 
@@ -30,8 +30,9 @@ def sent(values):
 class Device:
     """Each node adds to the one before; nodes of a kernel add otherwise, by a last digit or by far."""
 
-    def __init__(self, count, fuses, off=1e-6, is_steady=True, worse_from=1 << 30):
-        self.worse_from = worse_from
+    def __init__(self, count, fuses, off=1e-6, is_steady=True, worse_from=1 << 30, inner=0.0, reads=()):
+        self.worse_from, self.inner = worse_from, inner
+        self.graph = Graph(nodes(count), [frozenset(dict(reads).get(place, ())) for place in range(count)])
         self.count, self.fuses, self.off, self.is_steady = count, fuses, off, is_steady
         self.runs = 0
 
@@ -53,6 +54,7 @@ class Device:
         for first, last in self.together(hidden):
             for place in range(first, last + 1):
                 x = np.float32(1.01) * x + np.float32(place % 7)
+                values[place] = x if last == first else x * np.float32(1 + self.inner)
             if last > first:
                 x = x * np.float32(1 + (self.off if first < self.worse_from else 1e-2))
             values[last] = x
@@ -60,14 +62,14 @@ class Device:
             values = {place: x * np.float32(1 + 1e-3 * self.runs) for place, x in values.items()}
         if asked.judged is not None:
             return {asked.judged: ("judged", asked.judged, asked.value)}
-        return {place: sent(values[place]) for place in asked.reported}
+        return {place: sent(values[place]) for place in (*asked.reported, *asked.left)}
 
 
 def looked_for(device):
     found = list[Found]()
 
     def search():
-        found.append((yield from kernels(nodes(device.count))))
+        found.append((yield from kernels(device.graph)))
 
     asking = search()
     asked = next(asking, None)
@@ -110,6 +112,31 @@ def test_a_kernel_that_is_further_off_in_a_later_layer_is_judged_there_too():
     fuses = [(layer * LAYER + 3, layer * LAYER + 5) for layer in range(4)]
     found = looked_for(Device(4 * LAYER, fuses, worse_from=2 * LAYER))
     assert [(kernel.first, kernel.last) for kernel in found.kernels] == [(3, 5), (27, 29)]
+
+
+@pytest.mark.parametrize("off", [1e-6, 1e-2])
+def test_a_value_of_a_kernel_that_others_read_behind_it_is_judged_too(off):
+    reads = {place: {place - 1} for place in range(1, LAYER)} | {9: {8, 4}}
+    found = looked_for(Device(LAYER, [(3, 6)], off, inner=1e-3, reads=reads))
+    assert [(kernel.first, kernel.last, kernel.place) for kernel in found.kernels] == [(3, 6, 6), (3, 6, 4)]
+    values = {kernel.place: np.frombuffer(kernel.check[2], np.float32) for kernel in found.kernels}
+    right = Device(LAYER, []).run(Pass(reported=(4,)))[4].tensor.values().ravel()
+    assert np.allclose(values[4], right * np.float32(1.001), rtol=1e-6)
+
+
+def test_a_value_of_a_kernel_that_is_what_its_nodes_give_is_judged_by_nobody():
+    reads = {place: {place - 1} for place in range(1, LAYER)} | {9: {8, 4}}
+    found = looked_for(Device(LAYER, [(3, 6)], reads=reads))
+    assert [(kernel.first, kernel.last, kernel.place) for kernel in found.kernels] == [(3, 6, 6)]
+
+
+def test_a_part_of_a_memory_goes_into_it():
+    whole = np.arange(8, dtype=np.int32).reshape(2, 4)
+    said = {"name": "whole", "type": "i32", "ne": [4, 2, 1, 1], "nb": [4, 16, 32, 32]}
+    part = np.array([[30, 31, -1, -1], [32, 33, -1, -1]], np.int32).tobytes()[:24]  # as far as its last value
+    view = {**said, "name": "part", "ne": [2, 2, 1, 1], "view": [1, 4]}
+    both = Value(SentTensor(said, whole.tobytes())).with_view(Value(SentTensor(view, part)))
+    assert both.tensor.values().reshape(2, 4).tolist() == [[0, 30, 31, 3], [4, 32, 33, 7]]
 
 
 def test_nothing_is_found_where_nothing_runs_as_one():
