@@ -147,9 +147,7 @@ def _kind(nodes: Sequence[NodeCheck], first: int, last: int) -> tuple[Any, ...]:
     return tuple((node.op, node.kind, node.shape, node.weight_type) for node in nodes[first : last + 1])
 
 
-def _within(
-    graph: Graph, first: int, end: int, found: list[Kernel]
-) -> Generator[Pass, Mapping[int, Any], None]:
+def _within(graph: Graph, first: int, end: int, found: list[Kernel]) -> Generator[Pass, Mapping[int, Any], None]:
     """Add the kernels of a span, judged: those of a kind that was not met before, or that are much further off."""
     alone = yield Pass(reported=tuple(range(first, end + 1)))
     while first < end:
@@ -183,12 +181,13 @@ def _judged(
     if alike and apart <= TIMES * max(alike):
         return
     for place, value in others.items():
-        judged = graph.views.get(place, place)
-        is_whole = not first <= judged < place
-        place, value = (place, value) if is_whole else (judged, alone[judged].with_view(value))
-        check = (yield Pass(judged=place, value=bytes(value.tensor.data)))[place]
-        found.append(Kernel(first, last, place, check, apart))
-
+        judged, shown = graph.views.get(place, place), value
+        if first <= judged < place:
+            shown = alone[judged].with_view(value)
+        else:
+            judged = place
+        check = (yield Pass(judged=judged, value=bytes(shown.tensor.data)))[judged]
+        found.append(Kernel(first, last, judged, check, apart))
 
 
 def _longest(begin: int, last: int, end: int, fused: Value) -> Generator[Pass, Mapping[int, Any], tuple[int, Value]]:
