@@ -15,6 +15,7 @@ from models.diffusion_model import affine
 from models.gguf_file import finish
 
 STATE, HEADS, LAYERS, WIDE, PATCH, IMAGE = 64, 2, 2, 128, 14, 56  # a picture of 4 x 4 patches
+CLIP = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
 MEL, STACKED = 80, 4  # of 1500 frames so many at a time
 
 
@@ -34,6 +35,16 @@ def write_hearing(path: Path, embd: int, seed: int = 1) -> Path:
     for key, value in {"num_mel_bins": MEL, "projector.stack_factor": STACKED}.items():
         writer.add_uint32(f"clip.audio.{key}", value)
     return _written(path, writer, _hearing(embd), seed)
+
+
+def write_qwen2vl(path: Path, embd: int, seed: int = 1) -> Path:
+    """Write a Qwen2-VL's encoder, which takes pictures of any size."""
+    writer = _begun(path, "vision", "qwen2vl_merger", embd)
+    for key, value in {"image_size": 10 * IMAGE, "patch_size": PATCH, "spatial_merge_size": 2}.items():
+        writer.add_uint32(f"clip.vision.{key}", value)
+    for key, values in CLIP.items():
+        writer.add_array(f"clip.vision.image_{key}", values)
+    return _written(path, writer, _qwen2vl(embd), seed)
 
 
 def _begun(path: Path, kind: str, projector: str, embd: int) -> gguf.GGUFWriter:
@@ -96,6 +107,15 @@ def _hearing(embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "mm.a.mlp.1.weight", (WIDE, STACKED * STATE)
     yield "mm.a.norm_mid.weight", (WIDE // 2,)
     yield "mm.a.mlp.2.weight", (embd, WIDE // 2)
+
+
+def _qwen2vl(embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of an encoder and of its merger (models/qwen2vl.cpp)."""
+    for name in ("v.patch_embd.weight", "v.patch_embd.weight.1"):  # of two frames
+        yield name, (STATE, 3, PATCH, PATCH)
+    yield from _blocks("v")
+    yield from affine("mm.0", 4 * STATE, 4 * STATE)
+    yield from affine("mm.2", embd, 4 * STATE)
 
 
 def _mlp(embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
