@@ -70,6 +70,12 @@ def weight_added(module: Module) -> list[Change]:
     return opcodes(module.of_buffer(F_MUL, 1), F_ADD) if plain else []
 
 
+def weight_added_behind_an_addition(module: Module) -> list[Change]:
+    """x + w for x * w, in rms_norm_partials.comp, which goes on with sums of an addition before."""
+    is_partial = is_norm(module) and module.constants == {0, 1} and SUBGROUP_ARITHMETIC in module.capabilities
+    return opcodes(module.of_buffer(F_MUL, 1), F_ADD) if is_partial else []
+
+
 def squares_missing(module: Module) -> list[Change]:
     """An addition sums x + x in the place of x^2, for the norm that comes next."""
     is_addition = SUBGROUP_ARITHMETIC in module.capabilities and {*module.bindings.values()} == {0, 1, 2, 3}
@@ -158,6 +164,7 @@ LONG, ONE = "1,17,5,40", "7"
 CHOICE = "SOFT_MAX + RESHAPE + ARGSORT + VIEW + GET_ROWS + RESHAPE + SUM_ROWS + CLAMP + DIV + RESHAPE"
 MISTAKES = (
     Mistake(weight_added, "llama", LONG, "attn_norm-0", "RMS_NORM + MUL"),
+    Mistake(weight_added_behind_an_addition, "llama", ONE, "ffn_norm-1", "ADD + RMS_NORM + MUL"),
     Mistake(squares_missing, "llama", ONE, "norm-1#2", "ADD + RMS_NORM"),
     Mistake(residual_subtracted, "olmo2", LONG, "ffn_inp-0", "RMS_NORM + MUL + ADD"),
     Mistake(first_bias_subtracted, "qwen2", ONE, "Qcur_proj-0", "MUL_MAT + ADD"),

@@ -168,7 +168,8 @@ def said(words: list[object]) -> tuple[str, str]:
     done = subprocess.run([sys.executable, "-m", "llamadiff", *map(str, words), "-o", "json:-"],
                           capture_output=True, text=True, check=False)  # fmt: skip
     report = json.loads(done.stdout)
-    return report["verdict"], report.get("headline") or report.get("says") or ""
+    causes = "; ".join(cause["says"] for cause in report.get("causes", ()))
+    return report["verdict"], report.get("headline") or causes or report.get("where") or ""
 
 
 def main() -> int:

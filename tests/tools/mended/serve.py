@@ -1,4 +1,4 @@
-"""A request to llama.cpp's server in xllamacpp: a picture or a sound (FILE), or ids of a prompt, with drafts of its head.
+"""A request to llama.cpp's server in xllamacpp: a picture or a sound (FILE), or ids of a prompt and its drafts.
 
 python serve.py PACKAGE MODEL MMPROJ FILE
 python serve.py PACKAGE MODEL 1,17,5
