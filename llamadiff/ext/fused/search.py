@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from llamadiff.ext.graph.check import NodeCheck, layers_of
-from llamadiff.llamacpp.sent_tensor import SentTensor
+from llamadiff.ext.graph.graph import VIEWS
+from llamadiff.llamacpp.sent_tensor import NUMPY_TYPES, SentTensor
 from llamadiff.numerics import metrics
 
 MORE = 8  # nodes that a kernel may have beyond the ones that were found first
@@ -54,12 +55,12 @@ class Value:
         return metrics.nmse(found, right, 0)
 
     def with_view(self, view: Value) -> Value:
-        """These values, but for those that a view of them has."""
+        """These values, but for those that a view of them has, of a type that NumPy can read."""
         whole, part = bytearray(self.tensor.data), view.tensor
-        dtype = part.view().dtype
-        strides = tuple(reversed(part.said["nb"]))
-        offset = part.said["view"][1]
-        np.ndarray(part.shape, dtype, whole, offset, strides)[...] = part.view()
+        plain = np.dtype(f"u{np.dtype(NUMPY_TYPES[part.type]).itemsize}")
+        strides, offset = tuple(reversed(part.said["nb"])), part.said["view"][1]
+        seen = np.ndarray(part.shape, plain, part.data, strides=strides)
+        np.ndarray(part.shape, plain, whole, offset, strides)[...] = seen
         return Value(SentTensor(self.tensor.said, bytes(whole), self.tensor.order))
 
 
@@ -75,9 +76,13 @@ class Graph:
     views: Mapping[int, int] = field(default_factory=dict)
 
     def outputs(self, first: int, last: int) -> tuple[int, ...]:
-        """Nodes of a range that others read behind it, but for the last one."""
+        """Nodes that a range computes and others read behind it, but for the last one."""
         later = frozenset[int]().union(*self.reads[last + 1 :])
-        return tuple(place for place in range(first, last) if place in later)
+        return tuple(
+            place
+            for place in range(first, last)
+            if place in later and (self.nodes[place].op not in VIEWS or self.views.get(place, -1) >= first)
+        )
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,7 @@ def _judged(
         return
     for place, value in others.items():
         judged, shown = graph.views.get(place, place), value
-        if first <= judged < place:
+        if first <= judged < place and value.tensor.type in NUMPY_TYPES:
             shown = alone[judged].with_view(value)
         else:
             judged = place

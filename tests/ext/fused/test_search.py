@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -130,11 +131,21 @@ def test_a_value_of_a_kernel_that_is_what_its_nodes_give_is_judged_by_nobody():
     assert [(kernel.first, kernel.last, kernel.place) for kernel in found.kernels] == [(3, 6, 6)]
 
 
-def test_a_part_of_a_memory_goes_into_it():
-    whole = np.arange(8, dtype=np.int32).reshape(2, 4)
-    said = {"name": "whole", "type": "i32", "ne": [4, 2, 1, 1], "nb": [4, 16, 32, 32]}
-    part = np.array([[30, 31, -1, -1], [32, 33, -1, -1]], np.int32).tobytes()[:24]  # as far as its last value
-    view = {**said, "name": "part", "ne": [2, 2, 1, 1], "view": [1, 4]}
+def test_a_view_of_what_was_there_before_is_no_value_of_a_kernel():
+    of_kernel, of_cache = (
+        Graph([replace(each, op="VIEW" if place == 4 else each.op) for place, each in enumerate(nodes(LAYER))],
+              [frozenset({4} if place == 9 else ()) for place in range(LAYER)], views)
+        for views in ({4: 3}, {})
+    )  # fmt: skip
+    assert (of_kernel.outputs(3, 6), of_cache.outputs(3, 6)) == ((4,), ())
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("i32", np.int32), ("f16", np.float16)])
+def test_a_part_of_a_memory_goes_into_it(kind, dtype):
+    whole, size = np.arange(8, dtype=dtype).reshape(2, 4), np.dtype(dtype).itemsize
+    said = {"name": "whole", "type": kind, "ne": [4, 2, 1, 1], "nb": [size, 4 * size, 8 * size, 8 * size]}
+    part = np.array([[30, 31, -1, -1], [32, 33, -1, -1]], dtype).tobytes()[: 6 * size]  # as far as its last value
+    view = {**said, "name": "part", "ne": [2, 2, 1, 1], "view": [1, size]}
     both = Value(SentTensor(said, whole.tobytes())).with_view(Value(SentTensor(view, part)))
     assert both.tensor.values().reshape(2, 4).tolist() == [[0, 30, 31, 3], [4, 32, 33, 7]]
 
