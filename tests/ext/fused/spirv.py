@@ -11,12 +11,12 @@ MAGIC, HEADER = struct.pack("<I", 0x07230203), 20
 # Of the specification, "Binary Form": the opcodes that are looked at.
 EXT_INST, CAPABILITY, FUNCTION, FUNCTION_END, VARIABLE = 12, 17, 54, 56, 59
 LOAD, STORE, ACCESS_CHAIN, IN_BOUNDS_ACCESS_CHAIN, DECORATE = 61, 62, 65, 66, 71
-F_CONVERT, BITCAST, I_ADD, F_ADD, I_SUB, F_SUB, I_MUL, F_MUL, U_DIV, F_DIV = (
-    115, 124, 128, 129, 130, 131, 132, 133, 134, 136
+F_CONVERT, BITCAST, I_ADD, F_ADD, I_SUB, F_SUB, F_MUL, U_DIV, F_DIV = (
+    115, 124, 128, 129, 130, 131, 133, 134, 136
 )  # fmt: skip
 SPEC_ID, BINDING = 1, 33  # decorations
 SUBGROUP_ARITHMETIC, SUBGROUP_SHUFFLE = 63, 65  # capabilities
-EXP, SQRT, INVERSE_SQRT, SIN, COS = 27, 31, 32, 13, 14  # of GLSL.std.450
+EXP, SQRT, INVERSE_SQRT = 27, 31, 32  # of GLSL.std.450
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,14 @@ from pathlib import Path
 
 from ext.fused.spirv import (
     ACCESS_CHAIN,
-    COS,
     EXP,
     F_ADD,
     F_DIV,
     F_MUL,
     F_SUB,
     I_ADD,
-    I_MUL,
     I_SUB,
     INVERSE_SQRT,
-    SIN,
     SQRT,
     STORE,
     SUBGROUP_ARITHMETIC,
@@ -127,12 +124,6 @@ def convolution_bias_subtracted(module: Module) -> list[Change]:
     return opcodes(module.of_buffer(F_ADD, 2), F_SUB) if is_convolution else []
 
 
-def key_elsewhere(module: Module) -> list[Change]:
-    """A rotated key goes to the row's number plus a row's size, rope_funcs.glsl."""
-    is_rope = {SIN, COS} <= module.functions and {*module.bindings.values()} == {0, 1, 2, 3, 4}
-    return opcodes(module.of_buffer(I_MUL, 4), I_ADD) if is_rope else []
-
-
 def bias_of_another_row(module: Module) -> list[Change]:
     """A product's bias is read as many rows before the first one as it is behind it."""
     if not is_product(module):
@@ -174,7 +165,6 @@ MISTAKES = (
     Mistake(weights_not_normalised, "moe", LONG, "ffn_moe_weights_norm-0", CHOICE),
     Mistake(first_experts_chosen, "moe", LONG, "ffn_moe_argsort-0", CHOICE),
     Mistake(convolution_bias_subtracted, "mamba2", LONG, "node_77", "SSM_CONV + ADD + SILU"),
-    Mistake(key_elsewhere, "llama", LONG, "cache_k_l0 (view)", "ROPE + VIEW + SET_ROWS"),
     Mistake(bias_of_another_row, "qwen2", ONE, "Qcur_proj-0", "MUL_MAT + ADD"),
     Mistake(silu_of_another_sign, "mamba2", LONG, "node_77", "SSM_CONV + ADD + SILU"),
 )
