@@ -67,6 +67,7 @@ class Slice:
     placing = ""  # and of what says where layers are (llamacpp/session.py)
     pytest_plugin = ""  # the module that pytest loads beside ``pytest_plugin.py``
     node_arithmetics = ""  # ``module:name`` of how nodes of a run are computed again (ext/graph/node_checker.py)
+    variant = ""  # and of a way of llama.cpp's that is run by itself (ext/state/variation.py: OwnWay)
     recorder = ""  # ``module:name`` of what records a PyTorch model (torch.py)
     remote: Sequence[str] = ()  # modules that are sent where llama.cpp runs and nothing is installed
     remote_files: Sequence[str] = ()  # and other files, from the root

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 class Heads(Slice):
     """The head that predicts a token more (MTP, nextn): what goes into it, and every op of it, judged."""
 
-    needs = ("explain", "graph")
-    remote = ("llamadiff.ext.heads.head_library", "llamadiff.ext.heads.head_observer")
+    needs = ("explain", "graph", "state")
+    variant = "llamadiff.ext.heads.mtp_variant:MTP"
+    remote = tuple(f"llamadiff.ext.heads.{name}" for name in ("drafting", "head_library", "head_observer"))
 
     def commands(self) -> Sequence[Command]:
         from llamadiff.ext.heads.cli import COMMANDS

@@ -52,9 +52,9 @@ class HeadLibrary:
         """How many values a hidden state has."""
         return int(self.functions["llama_model_n_embd_out"](model))
 
-    def begin(self, of_a_head: bool) -> None:
-        """The next context is a head's, or the trunk's."""
-        self.api.of_a_head, self.api.hidden = of_a_head, None
+    def begin(self, of_a_head: bool, snapshots: int = 0) -> None:
+        """The next context is a head's, or the trunk's, of whose recurrent states so many earlier ones are kept."""
+        self.api.of_a_head, self.api.hidden, self.api.snapshots = of_a_head, None, snapshots
 
     def show_hidden(self, context: Handle, masked: bool) -> None:
         """Have a context keep its hidden states: of all tokens, or of those with logits (``masked``)."""
@@ -69,8 +69,8 @@ class HeadLibrary:
         self.functions["llama_set_nextn_layer_offset"](context, number)
 
     def pair_with(self, rows: bytes) -> None:
-        """Hidden states, float32, one for each token of the next batches."""
-        self.api.hidden = (ctypes.c_float * (len(rows) // 4)).from_buffer_copy(rows)
+        """Hidden states, float32, one for each token of the next batches; none of them, if there are no rows."""
+        self.api.hidden = (ctypes.c_float * (len(rows) // 4)).from_buffer_copy(rows) if rows else None
 
 
 def _exported(library: Library, name: str) -> Any:
@@ -88,7 +88,7 @@ class _HeadApi:
 
     def __init__(self, api: Any) -> None:
         self._api = api
-        self.of_a_head = False
+        self.of_a_head, self.snapshots = False, 0
         self.hidden: Any = None
 
     def __getattr__(self, name: str) -> Any:
@@ -101,7 +101,8 @@ class _HeadApi:
 
     def llama_context_default_params(self) -> Any:
         params = self._api.llama_context_default_params()
-        set_fields(params, ctx_type=OF_A_HEAD * self.of_a_head)
+        kept = {"n_rs_seq": self.snapshots} if self.snapshots else {}
+        set_fields(params, ctx_type=OF_A_HEAD * self.of_a_head, **kept)
         return params
 
     def llama_decode(self, context: Handle, batch: Any) -> int:

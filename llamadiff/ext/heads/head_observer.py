@@ -22,10 +22,7 @@ def run_heads(library: Library, request: Request, say: Say, feed: Feed) -> None:
         model = load(library, request)
         count = heads.count(model)
         if not count:
-            raise UserError(
-                f"{request.model}: has no head that predicts a token more (nextn_predict_layers); llamadiff compare "
-                "judges the model itself"
-            )
+            raise no_head(request.model)
         request = without_bos(library, model, request)
         say(phase=TOKENIZING)
         tokens = list(request.tokens) or tokenize(library, model, request)
@@ -36,6 +33,14 @@ def run_heads(library: Library, request: Request, say: Say, feed: Feed) -> None:
         observer.heads, observer.count = heads, count
         observer.run(say)
         library.lib.llama_model_free(model)
+
+
+def no_head(model: str) -> UserError:
+    """What to say of a model without one."""
+    return UserError(
+        f"{model}: has no head that predicts a token more (nextn_predict_layers); llamadiff compare judges the model "
+        "itself"
+    )
 
 
 class HeadObserver(Observer):

@@ -10,7 +10,7 @@ from llamadiff.candidates.source import CandidateSource, Context
 from llamadiff.engines.capture_request import text_request
 from llamadiff.engines.run_spec import Run
 from llamadiff.engines.select import capture_run
-from llamadiff.ext.state.variation import PREFIX, schedule_of, varied
+from llamadiff.ext.state.variation import PREFIX, own_way, schedule_of, varied
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.request import Request
 from llamadiff.system.errors import UserError
@@ -29,7 +29,7 @@ def files(spec: str) -> Iterable[Path]:
 
 def open_source(spec: str) -> CandidateSource:
     """A run of llama.cpp with other settings, of another build, or with its tokens in other batches."""
-    if schedule_of(spec) is not None:
+    if schedule_of(spec) is not None or own_way(spec) is not None:
         raise UserError(
             f"{spec}: runs tokens of its own; llamadiff variants --only {spec.removeprefix(PREFIX)} does that"
         )

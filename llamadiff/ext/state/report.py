@@ -58,7 +58,7 @@ def print_variants(found: Variants, console: Console, run: Sequence[str] = ()) -
 
 def _note(row: Variant) -> str:
     """What has no room in a line of the table."""
-    if row.wrong:
+    if row.wrong or row.counted:
         return escape_line(row.headline)
     if row.failed and row.steps:
         return escape_line(row.failed)
@@ -74,6 +74,8 @@ def _line(row: Variant) -> str:
     name = row.name if len(row.name) <= _NAME else f"{row.name[:8]}...{row.name[11 - _NAME :]}"  # both ends tell it
     if row.failed:
         return f"{name:{_NAME}} {_cut(_failure(row), _REST)}"
+    if row.counted:
+        return _cut(f"{name:{_NAME}} {row.verdict.upper():5}  {row.counted:40} {row.seconds:7.1f}", WIDTH)
     ratio = "" if row.ratio is None or not math.isfinite(row.ratio) else f"{row.ratio:.1f}x"
     leaves = _cut(row.leaves, 16) if row.leaves else ""
     wrong = f"{len(row.wrong)}" if row.judged else "-"
@@ -153,6 +155,7 @@ def _row(row: Variant) -> dict[str, Any]:
         "first": None if top is None else {"id": top.id, "text": top.text}, "failed": row.failed or None,
         "died": row.died,
         **({"steps": row.steps} if row.steps else {}),
+        **({"drafted": row.drafted, "accepted": row.accepted} if row.counted else {}),
     }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ class Variant:
     to its end, which is neither wrong nor right; ``died``: llama.cpp died of it or hangs, else it refuses.
     ``comparison``: its taps or nodes, judged; ``wrong`` begins with what its passes were given wrongly. Of a random
     schedule, ``wrong`` says what is, of so many tokens; ``steps``: what to do to see it, in llama.cpp's calls.
+    Of drafts, how many were ``accepted`` of those ``drafted``, as was ``counted``; ``wrong`` says what is, of so many rows.
     """
 
     name: str
@@ -39,6 +40,9 @@ class Variant:
     comparison: Comparison | None = None
     by_nodes: bool = False
     steps: tuple[str, ...] = ()
+    counted: str = ""
+    drafted: int | None = None
+    accepted: int | None = None
 
 
 @dataclass(frozen=True)

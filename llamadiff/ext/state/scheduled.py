@@ -32,6 +32,7 @@ Array = NDArray[np.floating]
 Asked = Callable[[Sequence[Step]], ScheduleReader]
 FEW = 16  # tokens that are run once more
 PATIENCE = 300.0  # seconds that a schedule may take
+MATCH = tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ class Found:
 
     @property
     def verdict(self) -> str:
-        match = tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match
-        return of_rounding(self.worst <= match and not self.faults, not self.faults)
+        return of_rounding(self.worst <= MATCH and not self.faults, not self.faults)
 
 
 def abilities(request: Request, child: Child) -> Abilities:
@@ -108,11 +108,9 @@ def judged(
     rows = reader.of_context(0) if history.rows else np.zeros((0, 1), np.float32)
     made = (reader.of_context(number) for number in range(1, len(every) + 1))
     right = [_placed(rows, [(life, next(made)) for (life,) in group]) for group in groups[:2]]
-    noise = max((float(_apart(next(made), next(made)).max()) for _ in groups[2]), default=0.0)
-    errors = np.minimum(*(_apart(rows, each) for each in right))
-    limit = limit or 10 * (
-        tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match + max(noise, _halves(request.model))
-    )
+    noise = max((float(rows_apart(next(made), next(made)).max()) for _ in groups[2]), default=0.0)
+    errors = np.minimum(*(rows_apart(rows, each) for each in right))
+    limit = limit or limit_of(noise, halves_in(request.model))
     wrong = [number for number, error in enumerate(errors) if not error <= limit]
     for number, nearest, spread in _looked_again(
         history, steps, wrong, rows, schedule.abilities.turns, partial(read_steps, request=request, child=child)
@@ -123,7 +121,12 @@ def judged(
     return Found(reader.faults, tuple(off), len(errors), float(errors.max(initial=0.0)), limit, steps)
 
 
-def _halves(model: str) -> float:
+def limit_of(noise: float, halves: float) -> float:
+    """How far logits may be from those of another batch, where two batches are ``noise`` apart."""
+    return 10 * (MATCH + max(noise, halves))
+
+
+def halves_in(model: str) -> float:
     """The NMSE of activations that are rounded to 16 bits before a product: where one falls to the other side shows in
     few tokens, and probes may meet none. 0 where all weights are F32.
     """
@@ -142,8 +145,8 @@ def _looked_again(
         reader = asked([step for life in lives for step in life.steps])
         found = [of_own(life.steps, reader.logits[place])[life.rows.index(number)] for place, life in enumerate(lives)]
         company, *others = (each[None] for each in found)
-        spread = max(float(_apart(one, other)[0]) for one, other in combinations(others, 2))
-        yield number, float(_apart(rows[number][None], company)[0]), spread
+        spread = max(float(rows_apart(one, other)[0]) for one, other in combinations(others, 2))
+        yield number, float(rows_apart(rows[number][None], company)[0]), spread
 
 
 def of_own(steps: Sequence[Step], logits: Sequence[Array]) -> Array:
@@ -162,7 +165,8 @@ def _placed(rows: Array, lives: Sequence[tuple[Alone, Array]]) -> Array:
     return out
 
 
-def _apart(rows: Array, right: Array) -> Array:
+def rows_apart(rows: Array, right: Array) -> Array:
+    """The NMSE of each row."""
     return np.array(metrics.difference(rows, right, 0).per_token) if len(rows) else np.zeros(0)
 
 

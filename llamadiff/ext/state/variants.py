@@ -18,7 +18,7 @@ from llamadiff.engines.select import after_what_the_engine_said, capture_run, in
 from llamadiff.ext.state.result import DEFAULT, Variant, Variants
 from llamadiff.ext.state.schedule import at_random
 from llamadiff.ext.state.scheduled import Shortening, abilities, run_schedule
-from llamadiff.ext.state.variation import schedule_of, varied
+from llamadiff.ext.state.variation import own_way, schedule_of, varied
 from llamadiff.judge.verdict import WRONG, of_node, of_unjudged
 from llamadiff.llamacpp.capture import probe, scratch_directory
 from llamadiff.llamacpp.child import Child
@@ -54,6 +54,8 @@ def run_variants(
         for name in names:
             schedule_of(name)
             varied(replace(request, tokens=request.tokens or STAND_IN), name)  # what is no setting is said first
+            if (own := own_way(name)) is not None:
+                own[0].check(file)
         started = time.perf_counter()
         with after_what_the_engine_said(file, used):
             opened, baseline = capture_run(engine, request, how.progress, child)
@@ -93,6 +95,8 @@ def _tried(
         request, schedule = varied(request, name), schedule_of(name)
         if schedule is not None:
             return _scheduled(name, default, request, how, *schedule)
+        if (own := own_way(name)) is not None:
+            return own[0].run(name, own[1], request, how.progress, patience)
         with Child(request.settings, patience) as child:
             opened, trace = capture_run(default, request, how.progress, child)
         by_nodes = _by_nodes(request, how, patience) if on_device(request) else None

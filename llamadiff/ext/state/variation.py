@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
+from llamadiff import plugins
 from llamadiff.ext.state.ways import ALONE, SIZED, Plan, used
 from llamadiff.llamacpp.request import Request, Settings, Way
 from llamadiff.llamacpp.settings_words import SETTINGS, Changes, changes_in, count_reader, flag_reader
 from llamadiff.system.errors import UserError
+from llamadiff.system.progress import Progress
+
+if TYPE_CHECKING:
+    from llamadiff.engines.model_file import ModelFile
+    from llamadiff.ext.state.result import Variant
 
 PREFIX = "llama.cpp:"
 LEAST, MOST = 1e-6, 1e12  # RoPE's bases and scales
@@ -17,6 +25,35 @@ _NUMBER = re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?(e[+-]?[0-9]{1,2})?")
 SCHEDULE, SEED = "schedule", "seed"
 FLOATS = {"F32", "F16", "BF16"}
 STEPPER = "llamadiff.ext.state.stepper:Stepper"  # carries steps out
+
+
+@dataclass(frozen=True)
+class OwnWay:
+    """A way of another slice's, which it runs by itself: ``key=N``, with settings. ``check`` raises UserError for a
+    model that has not what it takes; ``run`` is given the variant's name, N, a request with the settings, and seconds.
+    """
+
+    key: str
+    reader: Callable[[str], Changes]
+    check: Callable[[ModelFile], None]
+    run: Callable[[str, int, Request, Progress, float], Variant]
+
+
+def own_ways() -> Iterable[OwnWay]:
+    """Those of all slices."""
+    return map(resolve_name, plugins.ask_all(lambda each: each.variant))
+
+
+def own_way(spec: str) -> tuple[OwnWay, int] | None:
+    """The one that is asked for, and its N. Raises UserError for what does not go together."""
+    changes = _changes_of(spec)
+    found = next((way for way in own_ways() if way.key in changes), None)
+    if found is None:
+        return None
+    for other in (*ALONE, *SIZED, "used", "batch", "ubatch", SCHEDULE):
+        if changes.get(other):
+            raise UserError(f"{spec}: {found.key} and {other} are two ways; give one")
+    return found, changes[found.key]
 
 
 def varied(request: Request, spec: str) -> Request:
@@ -45,7 +82,8 @@ def varied(request: Request, spec: str) -> Request:
 
 def _changes_of(spec: str) -> Changes:
     """What it changes. Raises UserError in its own words, which have the prefix of a candidate or have none."""
-    return changes_in(spec.removeprefix(PREFIX).split(","), KEYS, PREFIX if spec.startswith(PREFIX) else "")
+    keys = {**KEYS, **{way.key: way.reader for way in own_ways()}}
+    return changes_in(spec.removeprefix(PREFIX).split(","), keys, PREFIX if spec.startswith(PREFIX) else "")
 
 
 def schedule_of(spec: str) -> tuple[int, int] | None:
