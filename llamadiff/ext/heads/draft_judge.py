@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from llamadiff.ext.heads.draft_mistakes import Behind, mistakes, right_rows
 from llamadiff.ext.heads.speculation import ALL, Array, Asked, Round, Speculation, head_alone, trunk_alone
 from llamadiff.ext.state.inputs import ordinal
 from llamadiff.ext.state.scheduled import MATCH, limit_of, rows_apart
 from llamadiff.judge.verdict import of_rounding
+from llamadiff.system.errors import UserError
 
-SIDES = ("text", "steps", "ones")  # all tokens together; the prompt, then one by one; one by one
+TEXT, STEPS, ONES = "text", "steps", "ones"  # all tokens together; the prompt, then one by one; one by one
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """What is said of a run: how many drafts were ``accepted`` by its own count, how many are; what is wrong; ``ties``:
-    tokens that rounding decides; the ``worst`` error of ``judged`` rows of logits.
+    """What is said of a run: how many drafts were ``accepted`` by its own count; what is wrong; ``ties``: tokens that
+    rounding decides; the ``worst`` error of ``judged`` rows of logits.
     """
 
     drafted: int
@@ -46,128 +48,139 @@ class Judge:
     ties: list[str] = field(default_factory=list)
     worst: float = 0.0
     judged: int = 0
+    alone: dict[tuple[int, int], Array] = field(default_factory=dict)  # round, draft -> its logits by the head alone
 
     def questions(self) -> Asked:
         """Ask for logits of trunk and head alone -> Drafts."""
         run = self.run
         self.faults += [*_of_record(run), *([f"{run.refused}, as it goes on"] if run.refused else [])]
         if run.logits is not None:
-            self.limits = yield from self._judge_text()
+            yield from self._judge_text()
             yield from self._judge_drafts()
-            if not run.refused:
+            if not (run.refused or self.faults or self.ties):
                 self._count()
         return Drafts(run.drafted, run.accepted, tuple(self.faults), tuple(self.ties), self.worst, self.judged)
 
     def _judge_text(self) -> Asked:
-        """The logits that each token of the text was chosen by."""
-        text, start = self.run.text, len(self.run.prompt)
-        whole = yield trunk_alone(text, start - 1, SIDES[0])
-        steps = yield trunk_alone(text, start - 1, SIDES[1], start)
-        assert whole is not None
-        assert steps is not None
-        self.whole = whole
-        own = self.run.rows()
-        errors, noise = rows_apart(own, whole[:-1]), rows_apart(steps, whole)
-        errors = errors.clip(max=rows_apart(own, steps[:-1]))
-        for number, error in enumerate(errors):
-            limit = limit_of(float(noise[number]), self.halves)
+        """The logits that each token of the text was chosen by, up to the first that are wrong."""
+        text, start, own = self.run.text, len(self.run.prompt), self.run.rows()
+        whole = yield from _asked(trunk_alone(text, start - 1, TEXT))
+        steps = yield from _asked(trunk_alone(text, start - 1, STEPS, start))
+        for number in range(len(own)):
             place = start + number - 1
+            row, *sides = (each[number : number + 1] for each in (own, whole, steps))
+            error, limit = self._held(row, sides)
             if not error <= limit:
-                ones = yield trunk_alone(text[: place + 1], place, SIDES[2], 0)
-                limit = max(limit, 10 * float(max(rows_apart(each, ones)[0] for each in _one(number, whole, steps))))
-                error = min(float(error), float(rows_apart(own[number : number + 1], ones)[0]))
+                ones = yield from _asked(trunk_alone(text[: place + 1], place, ONES, 0))
+                error, limit = _looked_again(row, sides, ones, error, limit)
             self._note(error)
             if not error <= limit:
                 self.faults.append(
-                    f"the trunk's logits behind position {place} are {error:.1e} from those without drafts, and rounding "
-                    f"explains {limit:.1e}"
+                    f"the trunk's logits behind position {place} are {error:.1e} from those without drafts, and "
+                    f"rounding explains {limit:.1e}"
                 )
                 return
-            best = int(whole[number].argmax())
-            if best != text[place + 1] and int(own[number].argmax()) == text[place + 1]:
-                self._tie(f"the text goes on with {text[place + 1]} at position {place + 1}", whole[number], best)
+            self._look_for_tie(f"the text goes on with {text[place + 1]} at position {place + 1}", row, sides[0])
 
     def _judge_drafts(self) -> Asked:
-        """The logits of each draft, up to the first that is wrong."""
-        self.alone: dict[tuple[int, int], Array] = {}
-        start = len(self.run.prompt)
+        """The logits of each draft, up to the first that are wrong."""
         for n, made in enumerate(self.run.rounds):
             for i in range(len(made.drafts)):
-                sides = [(yield self._ask(n, i, 0)), (yield self._ask(n, i, 1, start))]
-                own, noise = made.logits[i : i + 1], float(rows_apart(*sides)[0])
-                error = min(float(rows_apart(own, side)[0]) for side in sides)
-                limit = limit_of(noise, self.halves)
+                sides = [(yield from self._of_head(n, i, TEXT)), (yield from self._of_head(n, i, STEPS))]
+                row = made.logits[i : i + 1]
+                error, limit = self._held(row, sides)
                 if not error <= limit:
-                    if (n, i) == (0, 0) or SIDES[2] not in self._ran:
-                        yield trunk_alone(self.run.text, len(self.run.text) - 1, SIDES[2], 0)
-                        self._ran.add(SIDES[2])
-                    for each in range(i + 1):
-                        ones = yield self._ask(n, each, 2, 0)
-                    limit = max(limit, 10 * max(float(rows_apart(ones, side)[0]) for side in sides))
-                    error = min(error, float(rows_apart(own, ones)[0]))
+                    ones = yield from self._one_by_one(n, i)
+                    error, limit = _looked_again(row, sides, ones, error, limit)
                 self._note(error)
                 if not error <= limit:
-                    yield from self._explain(n, i, error, limit)
+                    self.faults.append(f"{_name(made, i)} {(yield from self._cause(n, i, error, limit))}")
                     return
                 self.alone[n, i] = sides[0][0]
-                best = int(sides[0].argmax())
-                if best != made.drafts[i] == int(own.argmax()):
-                    self._tie(f"{_name(made, i)} is {made.drafts[i]}", sides[0][0], best)
+                self._look_for_tie(f"{_name(made, i)} is {made.drafts[i]}", row, sides[0])
 
-    _ran: set[str] = field(default_factory=set)
+    def _one_by_one(self, n: int, i: int) -> Asked:
+        """A draft by the head alone, where every token went in by itself, into the trunk, too."""
+        yield from _asked(trunk_alone(self.run.text, len(self.run.text) - 1, ONES, 0))
+        for before in range(i):
+            yield from self._of_head(n, before, ONES)
+        return (yield from self._of_head(n, i, ONES))
 
-    def _ask(self, n: int, i: int, side: int, alone: int = ALL) -> dict[str, object]:
-        """A draft by the head alone. Its last row is a batch by itself: of several some llama.cpp give the first one's
+    def _of_head(self, n: int, i: int, side: str) -> Asked:
+        """A draft by the head alone. Its last row is a batch by itself: of several some heads give the first one's
         hidden state.
         """
-        part, rows = min(i, self.run.heads - 1), right_rows(self.run, n, i, SIDES[side])
-        return head_alone(rows, part, f"{SIDES[side]}/{n}/{i}", min(alone, len(rows) - 1))
+        rows = right_rows(self.run, n, i, side)
+        together = {TEXT: ALL, STEPS: len(self.run.prompt), ONES: 0}[side]
+        return (yield from _asked(head_alone(rows, self._part(i), f"{side}/{n}/{i}", min(together, len(rows) - 1))))
 
-    def _explain(self, n: int, i: int, error: float, limit: float) -> Asked:
-        """Which mistake gives the logits of a draft that is wrong."""
-        made, behind = self.run.rounds[n], Behind(self.run, n, i)
-        for before in behind.branches:
-            yield trunk_alone([*self.run.text[: before.position + 1], *before.drafts], before.position, behind.branch(before))
+    def _part(self, i: int) -> int:
+        """The head that a draft is by."""
+        return min(i, self.run.heads - 1)
+
+    def _cause(self, n: int, i: int, error: float, limit: float) -> Asked:
+        """Which mistake gives the logits of a draft that is wrong; else how far they are off."""
+        run, behind = self.run, Behind(self.run, n, i)
+        for made in behind.branches:
+            tokens = [*run.text[: made.position + 1], *made.drafts]
+            yield from _asked(trunk_alone(tokens, len(tokens) - 1, behind.branch(made)))
         for mistake in mistakes(behind):
-            part = min(i, self.run.heads - 1) if mistake.part is None else mistake.part
+            part = self._part(i) if mistake.part is None else mistake.part
             told = yield head_alone(mistake.rows, part, "mistaken")
-            if told is not None and float(rows_apart(made.logits[i : i + 1], told)[0]) <= max(limit, 1e-3 * error):
-                self.faults.append(f"{_name(made, i)} {mistake.says}")
-                return
-        self.faults.append(
-            f"{_name(made, i)} has logits that are {error:.1e} from those of the head alone, and rounding explains "
-            f"{limit:.1e}"
-        )
+            if len(told) and float(rows_apart(run.rounds[n].logits[i : i + 1], told)[0]) <= max(limit, 1e-3 * error):
+                return mistake.says
+        return f"has logits that are {error:.1e} from those of the head alone, and rounding explains {limit:.1e}"
+
+    def _held(self, row: Array, sides: Sequence[Array]) -> tuple[float, float]:
+        """How far logits are from the nearest of two others that are right, and how far they may be."""
+        noise = float(rows_apart(*sides)[0])
+        return min(float(rows_apart(row, side)[0]) for side in sides), limit_of(noise, self.halves)
 
     def _count(self) -> None:
-        """What is accepted by the text and the head alone."""
+        """What is accepted by the text and the head alone, against what was counted."""
         run = self.run
-        rounds = run.rounds if not self.faults else ()
-        right = sum(self._accepted(n, made) for n, made in enumerate(rounds))
-        drafted = sum(len(made.drafts) for made in rounds)
-        if rounds and not self.ties and (run.accepted, run.drafted) != (right, drafted):
+        right = sum(self._accepted(n, made) for n, made in enumerate(run.rounds))
+        drafted = sum(len(made.drafts) for made in run.rounds)
+        if (run.accepted, run.drafted) != (right, drafted):
             self.faults.append(
                 f"it counts {run.accepted} of {run.drafted} drafts as accepted; by the text and the head alone "
                 f"{right} of {drafted} are"
             )
 
     def _accepted(self, n: int, made: Round) -> int:
-        text, right = self.run.text[made.position + 1 :], 0
-        while right < len(made.drafts) and (n, right) in self.alone and right <= made.accepted:
-            if int(self.alone[n, right].argmax()) != text[right]:
-                break
-            right += 1
-        return right
+        """How many drafts of a round are the text's next tokens."""
+        following = self.run.text[made.position + 1 : made.position + 2 + made.accepted]
+        drafts = [int(self.alone[n, i].argmax()) for i in range(len(made.drafts))]
+        return next(
+            (i for i, pair in enumerate(zip(drafts, following, strict=False)) if pair[0] != pair[1]), len(drafts)
+        )
 
     def _note(self, error: float) -> None:
-        self.judged, self.worst = self.judged + 1, max(self.worst, float(error))
+        self.judged, self.worst = self.judged + 1, max(self.worst, error)
 
-    def _tie(self, says: str, logits: Array, best: int) -> None:
-        self.ties.append(f"{says}, alone with {best}: their logits are equal within rounding")
+    def _look_for_tie(self, says: str, row: Array, right: Array) -> None:
+        """Logits that are right, and of which another one is the largest."""
+        own, best = int(row.argmax()), int(right.argmax())
+        if own != best:
+            self.ties.append(f"{says}; alone it would be {best}: their logits are equal within rounding")
 
 
-def _one(number: int, *sides: Array) -> list[Array]:
-    return [side[number : number + 1] for side in sides]
+def _asked(question: dict[str, Any]) -> Asked:
+    """The answer to a question about what is right. Raises UserError where llama.cpp refuses it."""
+    rows = yield question
+    if not len(rows):
+        raise UserError("llama.cpp runs drafts, and refuses to run the same tokens alone, so nothing is known of them")
+    return rows
+
+
+def _looked_again(
+    row: Array, sides: Sequence[Array], ones: Array, error: float, limit: float
+) -> tuple[float, float]:  # fmt: skip
+    """The same in view of what is right once more, where what hangs on rounding, such as an expert's choice, may be
+    another.
+    """
+    spread = max(float(rows_apart(side, ones)[0]) for side in sides)
+    return min(error, float(rows_apart(row, ones)[0])), max(limit, 10 * spread)
 
 
 def _name(made: Round, i: int) -> str:
@@ -196,11 +209,13 @@ def _of_round(made: Round) -> Iterator[str]:
     agreed = next((i for i, pair in enumerate(zip(made.drafts, made.chosen, strict=False)) if pair[0] != pair[1]), None)
     right = len(made.drafts) if agreed is None else agreed
     if made.accepted != right:
-        yield f"of the drafts behind position {made.position} {made.accepted} are accepted, and the trunk goes on with {right}"
+        yield (
+            f"of the drafts behind position {made.position} {made.accepted} are accepted, and the trunk goes on with "
+            f"{right}"
+        )
     end = made.position + made.accepted
-    for name, found, wanted in zip(
-        ("the head's", "the trunk's", "the head's"), made.ends, (made.position - 1, end, end), strict=True
-    ):
+    wanted_ends, names = (made.position - 1, end, end), ("the head's", "the trunk's", "the head's")
+    for name, found, wanted in zip(names, made.ends, wanted_ends, strict=True):
         if found != wanted:
             why = "drafts are not taken out" if found > wanted else "tokens are lost"
             yield f"{name} cache ends at position {found}, where {wanted} is right: {why}"

@@ -68,23 +68,42 @@ def mistakes(behind: Behind) -> Iterator[Mistake]:
 
 def _with(rows: Sequence[Row], kept: Sequence[Row]) -> list[Row]:
     """Rows, and before those at the same positions what stayed in the cache."""
-    seen = [row for row in kept if row.position <= rows[-1].position]
-    return sorted([*seen, *rows], key=lambda row: row.position)
+    return sorted([*kept, *rows], key=lambda row: row.position)
 
 
 def _stale(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
     """Keys that stay in the head's cache: of drafts that were refused; of all that was drafted."""
-    refused = [_refused(behind, made) for made in behind.branches]
-    if refused:
-        yield Mistake("sees the keys of the drafts that were refused in the round before", _with(rows, refused[-1]))
-        yield Mistake("sees the keys of all drafts that were refused before", _with(rows, sum(refused, [])))
-        yield Mistake("sees the key of the first draft that was refused in the round before", _with(rows, refused[-1][:1]))
-        yield Mistake("sees the key of the last draft that was refused in the round before", _with(rows, refused[-1][-1:]))
-    drafted = [_drafted(behind, n) for n in range(behind.n)]
-    if drafted:
-        says = "sees the keys that the head made when it drafted, beside those of the same tokens after they were verified"
-        yield Mistake(f"{says}, of the round before", _with(rows, drafted[-1]))
-        yield Mistake(f"{says}, of all rounds before", _with(rows, sum(drafted, [])))
+    last = rows[-1].position
+    for made in reversed(behind.branches):
+        if kept := _seen(_refused(behind, made), last):
+            for some in (kept, kept[:1], kept[-1:]):
+                yield Mistake(f"sees {_keys(some)} refused in an earlier round", _with(rows, some))
+        made_anew = list(rows)
+        made_anew[made.position] = replace(rows[made.position], name=behind.branch(made), number=_last(made))
+        yield Mistake(
+            f"sees the key at position {made.position} as it is made with the hidden state of the last draft that was "
+            "refused: what was before is not put back",
+            made_anew,
+        )
+    if behind.n:
+        yield Mistake(
+            "sees keys of the round before twice: as they were when it drafted, and as they are since then",
+            _with(rows, _seen(_drafted(behind, behind.n - 1), last)),
+        )
+
+
+def _seen(kept: Sequence[Row], last: int) -> list[Row]:
+    return [row for row in kept if row.position <= last]
+
+
+def _keys(kept: Sequence[Row]) -> str:
+    each = ", ".join(f"{row.token} at position {row.position}" for row in kept)
+    return f"the key of draft {each}," if len(kept) == 1 else f"the keys of drafts {each},"
+
+
+def _last(made: Round) -> int:
+    """The number of the last draft's row, of those that the trunk ran in a round."""
+    return made.position + len(made.drafts)
 
 
 def _refused(behind: Behind, made: Round) -> list[Row]:
@@ -113,7 +132,7 @@ def _hidden(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
         if made in behind.branches:
             yield Mistake(
                 "goes out from the hidden state of the last draft that was refused, not of the last token that stays",
-                given(behind.branch(made), made.position + len(made.drafts)),
+                given(behind.branch(made), _last(made)),
             )
         if made.accepted:
             yield Mistake(
@@ -121,7 +140,9 @@ def _hidden(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
                 given(CHAIN, made.position),
             )
         own = min(made.accepted, len(made.drafts) - 1)
-        yield Mistake("goes out from the head's own hidden state, not from the trunk's", given(f"{CHAIN}/{behind.n - 1}/{own}"))
+        yield Mistake(
+            "goes out from the head's own hidden state, not from the trunk's", given(f"{CHAIN}/{behind.n - 1}/{own}")
+        )
     if place > 1:
         yield Mistake("goes out from the hidden state of the token two before", given(CHAIN, place - 2))
     yield Mistake("goes out from the hidden state of the token itself", given(CHAIN, place))
@@ -139,7 +160,9 @@ def _chained(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
             ("a hidden state of zeros", "", 0),
         ):
             given = [replace(row, name=name, number=number) for row in drafts]
-            yield Mistake(f"is made with {says}, not with the head's own of the row before", [*rows[: place + 1], *given])
+            yield Mistake(
+                f"is made with {says}, not with the head's own of the row before", [*rows[: place + 1], *given]
+            )
     kept = list(rows)
     for n, made in enumerate(behind.before):
         for t in range(made.accepted):
@@ -147,7 +170,7 @@ def _chained(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
                 kept[made.position + t + 1] = right_rows(behind.run, n, t + 1)[-1]
     if kept != list(rows):
         yield Mistake(
-            "sees keys of accepted drafts as they were drafted: made with the head's own hidden states, not the trunk's",
+            "sees keys of accepted drafts as they were drafted: with the head's own hidden states, not the trunk's",
             kept,
         )
 
@@ -163,7 +186,9 @@ def _placed(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
         )
     for by in (-1, 1):
         moved = [replace(row, position=row.position + by) for row in rows[place:]]
-        yield Mistake(f"is at position {rows[-1].position + by}, where {rows[-1].position} is right", [*rows[:place], *moved])
+        yield Mistake(
+            f"is at position {rows[-1].position + by}, where {rows[-1].position} is right", [*rows[:place], *moved]
+        )
 
 
 def _tokens(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
@@ -171,17 +196,11 @@ def _tokens(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
     if len(rows) > 1:
         before = [replace(row, token=rows[max(0, at - 1)].token) for at, row in enumerate(rows)]
         yield Mistake("is made with the embedding of the token before", [*rows[:-1], before[-1]])
-    if len(rows) > behind.now.position + 1:
-        last = replace(rows[-1], token=rows[behind.now.position].token)
-        yield Mistake("is made with the embedding of the last token of the text", [*rows[:-1], last])
 
 
 def _lost(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
     """Keys that are not there, or another head that is run."""
-    place, start = behind.now.position, len(behind.run.prompt)
-    yield Mistake("sees no key of the text before the last token", rows[place:])
-    if start < place:
-        yield Mistake("sees no key of the prompt", rows[start:])
+    yield Mistake("sees no key of the text before the last token", rows[behind.now.position :])
     for part in range(behind.run.heads):
         if part != min(behind.i, behind.run.heads - 1):
             yield Mistake(f"is made by head {part + 1} of {behind.run.heads}, and is another's", rows, part)

@@ -12,7 +12,7 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
 from llamadiff.ext.heads.head_library import HeadLibrary
@@ -29,13 +29,14 @@ AT_ONCE = 512  # tokens of a prompt that are run together: llama.cpp's own n_uba
 PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 STATES = ("llama_model_is_recurrent", "llama_model_is_hybrid")
 ZEROS = ""  # the name of hidden states that are none
-_CALLS = {
+_SIZE = ctypes.c_size_t
+_CALLS: dict[str, tuple[Any, ...]] = {
     "llama_memory_seq_pos_max": (ctypes.c_int32, Address, ctypes.c_int32),
     "llama_n_rs_seq": (ctypes.c_uint32, Address),
-    "llama_state_seq_get_size_ext": (ctypes.c_size_t, Address, ctypes.c_int32, ctypes.c_uint32),
-    "llama_state_seq_get_data_ext": (ctypes.c_size_t, Address, Address, ctypes.c_size_t, ctypes.c_int32, ctypes.c_uint32),
-    "llama_state_seq_set_data_ext": (ctypes.c_size_t, Address, Address, ctypes.c_size_t, ctypes.c_int32, ctypes.c_uint32),
-}  # fmt: skip
+    "llama_state_seq_get_size_ext": (_SIZE, Address, ctypes.c_int32, ctypes.c_uint32),
+    "llama_state_seq_get_data_ext": (_SIZE, Address, Address, _SIZE, ctypes.c_int32, ctypes.c_uint32),
+    "llama_state_seq_set_data_ext": (_SIZE, Address, Address, _SIZE, ctypes.c_int32, ctypes.c_uint32),
+}
 
 
 def run_drafting(library: Library, request: Request, say: Say, feed: Feed) -> None:
@@ -304,13 +305,15 @@ class Drafter(Observer):
         return told
 
     def _run_head(self, asked: dict[str, Any]) -> list[bytes]:
-        """Rows [token, position, name, number] in a context of the head ``part``'s own: the last one's logits. The head's
-        hidden state of that row is kept under the ``name``.
+        """Rows [token, position, name, number] in a context of the head ``part``'s own: the last one's logits. The
+        hidden state that it gives of that row is kept under the ``name``.
         """
         context = Context(self, True)
         if self.count > 1:
             self.heads.choose(context.handle, asked["part"])
-        rows = [Row(token, place, self.row_of(self.named[name], number)) for token, place, name, number in asked["rows"]]
+        rows = [
+            Row(token, place, self.row_of(self.named[name], number)) for token, place, name, number in asked["rows"]
+        ]
         for start, stop in batches(len(rows), asked["alone"]):
             context.run(rows[start:stop], stop - start - (stop == len(rows)), ends=True)
         self.named[asked["name"]] = context.hidden()
@@ -320,4 +323,4 @@ class Drafter(Observer):
 def batches(count: int, alone: int) -> list[tuple[int, int]]:
     """Where batches begin and end: together up to ``alone``, then one by one."""
     edges = [*range(0, min(alone, count), AT_ONCE), *range(min(alone, count), count + 1)]
-    return [*zip(edges, edges[1:], strict=False)]
+    return [*pairwise(edges)]

@@ -33,10 +33,10 @@ def run(name: str, drafts: int, request: Request, progress: Progress, patience: 
     count = len(request.tokens) - (request.n_prefill or len(request.tokens))
     prompt = request.tokens[: len(request.tokens) - count]
     judge = partial(_judge, halves=halves_in(request.model))
-    asked = replace(request, tokens=prompt)
-    found: Drafts = speculate(asked, drafts, count or WANTED, judge, progress, patience)
+    asked = replace(request, tokens=prompt, n_predict=count or WANTED)
+    found: Drafts = speculate(asked, drafts, judge, progress, patience)
     seconds = time.perf_counter() - started
-    ties = f", {len(found.ties)} by rounding" if found.ties else ""
+    ties = f", {len(found.ties)} decided by rounding" if found.ties else ""
     return Variant(
         name, found.verdict, seconds, found.faults, found.judged, (found.faults or found.ties or ("",))[0],
         counted=f"accepted {found.accepted} of {found.drafted}{ties}", drafted=found.drafted, accepted=found.accepted,

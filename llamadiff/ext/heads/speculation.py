@@ -19,7 +19,7 @@ Array = NDArray[Any]
 ERRAND = "llamadiff.ext.heads.drafting:run_drafting"
 SPECULATE = "speculate"  # the call of the only step: drafts of a round, tokens that are wanted
 ALL = 1 << 30  # no row is run by itself
-Asked = Generator[dict[str, Any], Array | None, Any]  # questions, each answered by logits; None: llama.cpp refuses it
+Asked = Generator[dict[str, Any], Array, Any]  # questions, each answered by logits; no row: llama.cpp refuses it
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class Conversation:
         rows = [self._rows(blob) for blob in data]
         if "round" in answer:
             said = answer["round"]
-            lists = (tuple(said[name]) for name in ("drafts", "chosen"))
-            made = Round(said["position"], *lists, said["accepted"], tuple(said["ends"]), *rows)
+            lists = {name: tuple(said[name]) for name in ("drafts", "chosen", "ends")}
+            made = Round(**{**said, **lists}, logits=rows[0], verified=rows[1])
             self.run = replace(self.run, rounds=(*self.run.rounds, made))
         elif "counted" in answer:
             self.run = replace(self.run, **answer["counted"])
@@ -96,7 +96,7 @@ class Conversation:
             self.asking = self.judge(self.run)
             self._ask(lambda: next(self.asking))
         elif "answer" in answer:
-            self._ask(lambda: self.asking.send(rows[0] if answer["answer"] else None))
+            self._ask(lambda: self.asking.send(rows[0]))
         elif "refused" in answer:
             self.run = replace(self.run, refused=answer["refused"])
 
@@ -113,12 +113,13 @@ class Conversation:
 
 
 def speculate(
-    request: Request, drafts: int, wanted: int, judge: Callable[[Speculation], Asked], progress: Progress, patience: float
+    request: Request, drafts: int, judge: Callable[[Speculation], Asked], progress: Progress, patience: float
 ) -> Any:
-    """Run llama.cpp with so many drafts a round until so many tokens are there -> what ``judge`` says.
+    """Run llama.cpp with so many drafts a round until the request's tokens are there -> what ``judge`` says.
 
     Raises UserError.
     """
+    wanted = request.n_predict
     way = Way(steps=(Step(SPECULATE, (drafts, wanted)),), callback=False)
     request = replace(request, errand=ERRAND, way=way, output=None, n_prefill=0, batches=(), n_predict=wanted + drafts)
     with Child(request.settings, patience) as child:

@@ -23,7 +23,8 @@ class Variant:
     to its end, which is neither wrong nor right; ``died``: llama.cpp died of it or hangs, else it refuses.
     ``comparison``: its taps or nodes, judged; ``wrong`` begins with what its passes were given wrongly. Of a random
     schedule, ``wrong`` says what is, of so many tokens; ``steps``: what to do to see it, in llama.cpp's calls.
-    Of drafts, how many were ``accepted`` of those ``drafted``, as was ``counted``; ``wrong`` says what is, of so many rows.
+    Of drafts, how many were ``accepted`` of those ``drafted``, and that in words (``counted``); ``wrong`` says what is,
+    of so many rows of logits.
     """
 
     name: str

@@ -78,6 +78,10 @@ def write_all(folder: Path) -> None:
         tensors = asked_for(folder / "metadata", arch, keys)
         tensors = fused(tensors) if arch == "mimo2" else tensors
         write_model(folder / f"{arch}.gguf", arch, keys, tensors)
+        if arch in AGREEING:
+            write_model(folder / f"{arch}.agrees.gguf", arch, keys, agreeing(tensors, keys["block_count"]))
+    own = agreeing(_made["glm4moe"], 3)
+    write_model(folder / "glm4moe.agrees.Q8_0.gguf", "glm4moe", {**_SIZES, **KEYS["glm4moe"]}, own, Type.Q8_0)
     write_model(folder / "glm4moe.F16.gguf", "glm4moe", {**_SIZES, **KEYS["glm4moe"]}, _made["glm4moe"], Type.F16)
     write_model(folder / "glm4moe.Q8_0.gguf", "glm4moe", {**_SIZES, **KEYS["glm4moe"]}, _made["glm4moe"], Type.Q8_0)
 
@@ -92,6 +96,30 @@ def fused(tensors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     for i in (2, 3):
         parts = [out.pop(f"blk.{i}.{stem}.weight") for stem in _QKV]
         out[f"blk.{i}.attn_qkv.weight"] = np.concatenate(parts)
+    return out
+
+
+AGREEING = ("glm4moe", "qwen35", "qwen3next", "step35")  # one that keeps keys, states in two ways, two heads
+BRANCHES = ("attn_output.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight", "ssm_out.weight")
+
+
+WEAK, MIXED = 0.1, 0.3
+
+
+def agreeing(tensors: Mapping[str, np.ndarray], layers: int) -> Mapping[str, np.ndarray]:
+    """Weights by which heads draft what the trunk goes on with, about as often as not: each layer adds little to its
+    input, and a head takes the embedding, with some of the hidden state.
+    """
+    out = {name: x * np.float32(WEAK) if name.endswith(BRANCHES) else x for name, x in tensors.items()}
+    table = out["token_embd.weight"]
+    for i in range(layers):
+        nextn = f"blk.{i}.nextn"
+        if f"{nextn}.eh_proj.weight" in out:
+            one = np.eye(table.shape[1], dtype=np.float32)
+            own = {"eh_proj": np.hstack([one, np.float32(MIXED) * one]), "embed_tokens": table,
+                   "shared_head_head": out.get("output.weight", table), "shared_head_norm": out["output_norm.weight"],
+                   "enorm": np.ones(len(one), np.float32), "hnorm": np.ones(len(one), np.float32)}  # fmt: skip
+            out |= {f"{nextn}.{stem}.weight": x for stem, x in own.items() if f"{nextn}.{stem}.weight" in out}
     return out
 
 
