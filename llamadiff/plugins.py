@@ -262,9 +262,8 @@ class Missing:
 @cache
 def load() -> tuple[Mapping[str, Slice], tuple[Missing, ...]]:
     """The slices by their names, and what is missing."""
-    package = import_module("llamadiff.ext")
     slices, missing = dict[str, Slice](), list[Missing]()
-    for name in sorted(each.name for each in iter_modules(package.__path__) if each.ispkg):
+    for name in sorted(each.name for each in iter_modules(import_module("llamadiff.ext").__path__) if each.ispkg):
         try:
             slices[name] = import_module(f"llamadiff.ext.{name}").slice_
         except Exception as error:  # whatever is wrong with one, the others run

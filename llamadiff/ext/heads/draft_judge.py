@@ -13,7 +13,7 @@ from typing import Any
 from llamadiff.ext.heads.draft_mistakes import Behind, mistakes, right_rows
 from llamadiff.ext.heads.speculation import ALL, Array, Asked, Round, Speculation, head_alone, trunk_alone
 from llamadiff.ext.state.inputs import ordinal
-from llamadiff.ext.state.scheduled import MATCH, limit_of, rows_apart
+from llamadiff.ext.state.scheduled import EXACT, limit_of, rows_apart
 from llamadiff.judge.verdict import of_rounding
 from llamadiff.system.errors import UserError
 
@@ -35,7 +35,7 @@ class Drafts:
 
     @property
     def verdict(self) -> str:
-        return of_rounding(self.worst <= MATCH and not self.faults, not self.faults)
+        return of_rounding(self.worst <= EXACT and not self.faults, not self.faults)
 
 
 @dataclass

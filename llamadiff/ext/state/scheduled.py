@@ -32,7 +32,7 @@ Array = NDArray[np.floating]
 Asked = Callable[[Sequence[Step]], ScheduleReader]
 FEW = 16  # tokens that are run once more
 PATIENCE = 300.0  # seconds that a schedule may take
-MATCH = tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match
+EXACT = tolerances.rule_for(tolerances.RULES, LOGITS, "MUL_MAT", "*").match
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Found:
 
     @property
     def verdict(self) -> str:
-        return of_rounding(self.worst <= MATCH and not self.faults, not self.faults)
+        return of_rounding(self.worst <= EXACT and not self.faults, not self.faults)
 
 
 def abilities(request: Request, child: Child) -> Abilities:
@@ -123,7 +123,7 @@ def judged(
 
 def limit_of(noise: float, halves: float) -> float:
     """How far logits may be from those of another batch, where two batches are ``noise`` apart."""
-    return 10 * (MATCH + max(noise, halves))
+    return 10 * (EXACT + max(noise, halves))
 
 
 def halves_in(model: str) -> float:

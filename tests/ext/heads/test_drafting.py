@@ -109,7 +109,7 @@ def test_a_mistake_is_found_and_named(mistake, model, says, drafted):
 
 def test_refused_keys_are_seen_where_the_cache_rounds(drafted):
     """And a right run is not accused there."""
-    name = "mtp=3,kv=q8_0,flash_attn=on"
+    name = "mtp=3,kv=f16,flash_attn=on"
     row = drafted("glm4moe.agrees", name)
     assert (row.verdict in ("match", "noise"), row.wrong) == (True, ())
     assert " sees the key of draft" in drafted("glm4moe.agrees", name, "RefusedStay").headline
