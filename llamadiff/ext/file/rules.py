@@ -71,7 +71,8 @@ def _unexpected(model: ModelFile) -> Iterator[Oddity]:
     known |= OPTIONAL | (CLASSIFIER if model.hyper_parameter("pooling_type") == RANK else set())
     for name in model.tensors:
         _, stem = stem_of(name)
-        if stem not in known and not name.endswith((".scale", ".input_scale")):
+        is_a_heads = stem.startswith("nextn.") and model.hyper_parameter("nextn_predict_layers")
+        if stem not in known and not is_a_heads and not name.endswith((".scale", ".input_scale")):
             says = f"{model.architecture} has no such tensor: llama.cpp does not read it, or refuses the file"
             yield Oddity(name, says, "unexpected", certain=False)
 

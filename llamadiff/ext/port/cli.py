@@ -78,9 +78,16 @@ def tiny(
         made = make(checkpoint, output, converter, golden, seed, shown)
     size = made.gguf.stat().st_size / 1e6
     console = make_console()
-    console.print(f"{made.gguf}: {made.layers} layers, {made.parameters} parameters, {size:.1f} MB", markup=False)
+    heads = f", {made.heads} more for drafts" if made.heads else ""
+    console.print(
+        f"{made.gguf}: {made.layers} layers{heads}, {made.parameters} parameters, {size:.1f} MB", markup=False
+    )
     gguf, folder = quote(str(made.gguf)), quote(str(made.folder))
     console.print(f'Next: llamadiff port {gguf} {folder} "Once upon a time"', markup=False, soft_wrap=True)
+    if made.converted:
+        console.print(f'      llamadiff heads {gguf} "Once upon a time"', markup=False, soft_wrap=True)
+    elif made.heads:
+        console.print("      the converter left out what is for drafts (MTP)", markup=False)
     if made.golden is not None:
         line, engine = f"llamadiff check {quote(str(made.golden))} --model {gguf}", "cmd: ENGINE {model} {tokens} {out}"
         console.print(f'      {line} --candidate "{engine}"', markup=False, soft_wrap=True)

@@ -13,13 +13,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llamadiff.engines.model_file import ModelFile
+from llamadiff.ext.port import tiny_heads
 from llamadiff.ext.port.loading import folder_of
 from llamadiff.ext.port.torch_ops import layers_of, recorded
 from llamadiff.ext.pytorch.transformers import config_of, randomly
@@ -46,8 +47,10 @@ SMALL: Mapping[str, int] = {
 }  # fmt: skip
 FEW: Mapping[str, int] = {  # and the most that may be
     "num_experts_per_tok": 2, "moe_topk": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2,
-    "topk_group": 1, "n_groups": 2, "mamba_n_groups": 2, "num_nextn_predict_layers": 0,
+    "topk_group": 1, "n_groups": 2, "mamba_n_groups": 2,
+    **dict.fromkeys(tiny_heads.COUNTS, tiny_heads.MOST),
 }  # fmt: skip
+DENSE = "dense"  # a layer without experts, where they are listed
 FFN = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")  # which some make of the row's size
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 ROWS = ("hidden_size", "n_embd", "d_model")
@@ -60,13 +63,18 @@ TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "special_tokens*", "added_token
 
 @dataclass(frozen=True)
 class Tiny:
-    """What was made: the checkpoint's folder, its file, and the recording of the model's own run, if one was asked."""
+    """What was made: the checkpoint's folder, its file, and the recording of the model's own run, if one was asked.
+
+    ``heads`` that predict a token more were written; ``converted``: how many of them the file has.
+    """
 
     folder: Path
     gguf: Path
     golden: Path | None
     layers: int
     parameters: int
+    heads: int = 0
+    converted: int = 0
 
 
 def tiny(
@@ -80,8 +88,10 @@ def tiny(
         raise UserError(f"--converter {converter}: no such file; give llama.cpp's convert_hf_to_gguf.py")
     progress("making a small model")
     config = config_of(folder_of(str(checkpoint), or_function=False))
-    model = randomly(type(config), shrunk(config.to_dict()), seed, checkpoint)
+    small = shrunk(config.to_dict())
+    model = randomly(type(config), small, seed, checkpoint)
     model.save_pretrained(folder)
+    heads = tiny_heads.write_heads(type(config), small, checkpoint, folder, seed)
     for path in dict.fromkeys(path for pattern in TOKENIZERS for path in sorted(checkpoint.glob(pattern))):
         if path.is_file() and not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
@@ -96,7 +106,8 @@ def tiny(
         progress("recording its own run")
         _record(model, folder / GGUF, recording, seed)
     parameters = sum(int(x.numel()) for x in model.parameters())
-    return Tiny(folder, folder / GGUF, recording, len(layers_of(model)), parameters)
+    converted = ModelFile(folder / GGUF).hyper_parameter("nextn_predict_layers") if heads else 0
+    return Tiny(folder, folder / GGUF, recording, len(layers_of(model)), parameters, heads, int(converted or 0))
 
 
 def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +133,10 @@ def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
     if _is_size(old.get("query_pre_attn_scalar")):
         new["query_pre_attn_scalar"] = SIZE if old["query_pre_attn_scalar"] == old.get("head_dim") else width // HEADS
     new |= dict(_fewer_layers(old))
-    return {key: _fitted(value) if "rope" in key else value for key, value in new.items()}
+    if _is_size(new.get("first_k_dense_replace")) and DENSE in new.get("mlp_layer_types", ()):  # which say it again
+        new["first_k_dense_replace"] = len([*takewhile(DENSE.__eq__, new["mlp_layer_types"])])
+    turned = old.get("partial_rotary_factor")
+    return {key: _fitted(value, turned) if "rope" in key else value for key, value in new.items()}
 
 
 def _fewer_layers(old: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -143,17 +157,18 @@ def _fewer_layers(old: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield "full_attn_idxs", inside or [count - 1]
 
 
-def _fitted(rope: Any) -> Any:
-    """RoPE's settings with as many factors and sections as a small head has pairs."""
+def _fitted(rope: Any, turned: float | None = None) -> Any:
+    """RoPE's settings with as many factors and sections as a small head has pairs; ``turned``: the part in pairs."""
     if not isinstance(rope, dict):
         return rope
-    found = {key: _fitted(value) for key, value in rope.items()}
+    turned = rope.get("partial_rotary_factor") or turned
+    found = {key: _fitted(value, turned) for key, value in rope.items()}
     for key in ("long_factor", "short_factor"):
         if isinstance(found.get(key), list):
             found[key] = found[key][: SIZE // 2]
     sections = found.get("mrope_section")
     if isinstance(sections, list) and sections:
-        whole = SIZE // 2
+        whole = int(SIZE // 2 * (turned or 1.0))
         small = [max(1, whole * part // sum(sections)) for part in sections]
         found["mrope_section"] = [whole - sum(small[1:]), *small[1:]]
     return found

@@ -226,3 +226,8 @@ def test_the_trunk_chooses_what_it_computes(ran):
     one = ran("glm4moe")
     logits = one.baseline[OF_TRUNK] @ one.engine.weights.whole("output.weight").T
     assert one.baseline.info.producer[CHOSEN] == logits.argmax(axis=-1).tolist()
+
+
+def test_a_heads_tensors_are_not_odd(folder):
+    """Though gguf-py's table of the architecture lacks them."""
+    assert "has no such tensor" not in run("weights", folder / "qwen3next.gguf").stdout

@@ -170,9 +170,9 @@ def describe(folder: Path, name: str, options: dict[str, Any]) -> Path:
 def _name_tokens(path: Path) -> None:
     """The last tokens have the names that a converter looks for."""
     about = json.loads(path.read_text("utf-8"))
-    for place, word in enumerate(("<|endoftext|>", "<|user|>", "<|observation|>")):
+    for place, word in enumerate(("[gMASK]", "<sop>", "<|endoftext|>", "<|user|>", "<|observation|>")):
         plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        about["added_tokens"].append({"id": VOCAB - 3 + place, "content": word, **plain, "special": True})
+        about["added_tokens"].append({"id": VOCAB - 5 + place, "content": word, **plain, "special": True})
     path.write_text(json.dumps(about), encoding="utf-8")
 
 
