@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from llamadiff.ext.heads.speculation import Round, Row, Speculation
 
+AT_ONCE = 512  # tokens of a prompt that are run together (drafting.py)
+ROUNDED = {"i8": "8 bits", "bf16": "bfloat16", "f16": "float16"}
 CHAIN = "text"  # the name under which hidden states of drafts alone are kept: text/2/0
 
 
@@ -64,6 +66,7 @@ def mistakes(behind: Behind) -> Iterator[Mistake]:
     yield from _placed(behind, rows)
     yield from _tokens(behind, rows)
     yield from _lost(behind, rows)
+    yield from _all_rows(rows)
 
 
 def _with(rows: Sequence[Row], kept: Sequence[Row]) -> list[Row]:
@@ -204,3 +207,13 @@ def _lost(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
     for part in range(behind.run.heads):
         if part != min(behind.i, behind.run.heads - 1):
             yield Mistake(f"is made by head {part + 1} of {behind.run.heads}, and is another's", rows, part)
+
+
+def _all_rows(rows: Sequence[Row]) -> Iterator[Mistake]:
+    """Every token's hidden state is rounded, or that of the first token of each part of a prompt is none."""
+    for kind, called in ROUNDED.items():
+        given = [replace(row, name=f"{row.name}@{kind}") if row.name == CHAIN else row for row in rows]
+        yield Mistake(f"is made with the trunk's hidden states rounded to {called}", given)
+    if len(rows) > AT_ONCE:
+        given = [replace(row, name="", number=0) if at % AT_ONCE == 0 else row for at, row in enumerate(rows)]
+        yield Mistake(f"is made as if each {AT_ONCE} tokens began anew: the first of them has no hidden state", given)

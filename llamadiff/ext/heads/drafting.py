@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -90,7 +91,9 @@ class Context:
         """Decode rows, with logits from the row number ``first`` on; a head takes their hidden states, and of those
         that have logits it ``ends`` with its own.
         """
-        self.heads.pair_with(b"".join(row.hidden for row in rows))
+        hidden = b"".join(row.hidden for row in rows)
+        assert len(hidden) in (0, 4 * self.width * len(rows))  # llama.cpp reads as many
+        self.heads.pair_with(hidden)
         with_logits = [int(number >= first) for number in range(len(rows))]
         tokens, positions = [row.token for row in rows], [row.position for row in rows]
         code = self.library.decode(self.handle, tokens, positions, [0] * len(rows), with_logits)
@@ -289,6 +292,12 @@ class Drafter(Observer):
         size = 4 * self.heads.width(self.model)
         return hidden[size * number : size * (number + 1)]
 
+    def _hidden(self, name: str, number: int) -> bytes:
+        """A row of those under a name; ``name@kind``: rounded."""
+        name, _, kind = name.partition("@")
+        row = self.row_of(self.named[name], number)
+        return rounded(row, kind) if kind else row
+
     # -- alone ---------------------------------------------------------------------------------------------------------
 
     def _run_trunk(self, asked: dict[str, Any]) -> list[bytes]:
@@ -311,16 +320,27 @@ class Drafter(Observer):
         context = Context(self, True)
         if self.count > 1:
             self.heads.choose(context.handle, asked["part"])
-        rows = [
-            Row(token, place, self.row_of(self.named[name], number)) for token, place, name, number in asked["rows"]
-        ]
+        rows = [Row(token, place, self._hidden(name, number)) for token, place, name, number in asked["rows"]]
         for start, stop in batches(len(rows), asked["alone"]):
             context.run(rows[start:stop], stop - start - (stop == len(rows)), ends=True)
         self.named[asked["name"]] = context.hidden()
         return [context.logits(-1)]
 
 
+def rounded(row: bytes, kind: str) -> bytes:
+    """A row of float32 as a kind has it: f16, bf16, or i8 with the row's own scale."""
+    values = array.array("f", row)
+    if kind == "f16":
+        return array.array("f", struct.unpack(f"{len(values)}e", struct.pack(f"{len(values)}e", *values))).tobytes()
+    if kind == "bf16":
+        bits = (number + 0x7FFF + (number >> 16 & 1) & 0xFFFF0000 for number in array.array("I", row))
+        return array.array("I", bits).tobytes()
+    scale = max(map(abs, values)) / 127 or 1.0
+    return array.array("f", (scale * round(value / scale) for value in values)).tobytes()
+
+
 def batches(count: int, alone: int) -> list[tuple[int, int]]:
-    """Where batches begin and end: together up to ``alone``, then one by one."""
-    edges = [*range(0, min(alone, count), AT_ONCE), *range(min(alone, count), count + 1)]
-    return [*pairwise(edges)]
+    """Where batches begin and end: together up to ``alone``, the first one being the short one; then one by one."""
+    together = min(alone, count)
+    edges = [*range(together, 0, -AT_ONCE), 0][::-1]
+    return [*pairwise([*edges, *range(together + 1, count + 1)])]

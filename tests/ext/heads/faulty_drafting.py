@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from llamadiff.ext.heads.drafting import Context, Drafter, Row, carry_out
 
 
@@ -327,6 +329,97 @@ class StateNotRestored(Drafter):
         real = Context.restore
         Context.restore = lambda context, saved: real(context, context.save())
         super().speculate(drafts, wanted)
+
+
+# -- what was thought of when all else was done ------------------------------------------------------------------------
+
+
+class Rounding(Drafter):
+    """The trunk's hidden states are rounded on their way."""
+
+    def verify(self, tokens, start, first=0):
+        values = np.frombuffer(super().verify(tokens, start, first), np.float32)
+        return self.rounded(values.reshape(-1, self.trunk.width)).astype(np.float32).tobytes()
+
+    def rounded(self, values: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+
+class HiddenInEightBits(Rounding):
+    def rounded(self, values):
+        scale = np.abs(values).max(axis=1, keepdims=True) / 127
+        return np.round(values / scale) * scale
+
+
+class HiddenInHalf(Rounding):
+    def rounded(self, values):
+        return values.astype(np.float16)
+
+
+class HiddenInBfloat(Rounding):
+    def rounded(self, values):
+        bits = values.view(np.uint32)
+        return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+class OtherCacheOfTheHead(Drafter):
+    """The head keeps its keys in float16, where the trunk has float32."""
+
+    def speculate(self, drafts, wanted):
+        real = self._room
+        self._room = lambda settings: (
+            replace(real(settings), type_k=1, type_v=1) if self.heads.api.of_a_head else real(settings)
+        )
+        try:
+            super().speculate(drafts, wanted)
+        finally:
+            self._room = real
+
+
+class LastKeyIsLost(Drafter):
+    """Where all drafts are accepted, the last one's key is not made: the head never ran it."""
+
+    def feed_head(self, tokens, start, hidden):
+        made = tokens[:-1] if len(self.text) > len(self.tokens) else tokens
+        super().feed_head(made, start, hidden)
+
+
+class ChunksAreUnconnected(Drafter):
+    """The first token of each part of a prompt is paired with zeros."""
+
+    def feed_head(self, tokens, start, hidden):
+        if len(self.text) == len(self.tokens):
+            self.pending = bytes(len(self.pending))
+        super().feed_head(tokens, start, hidden)
+
+
+class RowsOneOff(Drafter):
+    """The trunk's logits are those of the row before, all but the first."""
+
+    def _verified(self, tokens, position):
+        chosen, told, hidden = super()._verified(tokens, position)
+        return [*chosen[:1], *chosen[:-1]], [*told[:1], *told[:-1]], hidden
+
+
+class HeadIsTurnedOtherwise(Drafter):
+    """RoPE's base of the head's context is another."""
+
+    def speculate(self, drafts, wanted):
+        real = self._room
+        self._room = lambda settings: (
+            replace(real(settings), rope_base=20000.0) if self.heads.api.of_a_head else real(settings)
+        )
+        try:
+            super().speculate(drafts, wanted)
+        finally:
+            self._room = real
+
+
+class DraftsAreSorted(Drafter):
+    """The trunk is given the drafts in another order."""
+
+    def _verified(self, tokens, position):
+        return super()._verified([tokens[0], *sorted(tokens[1:])], position)
 
 
 Errand = Callable[..., None]

@@ -21,7 +21,7 @@ from places import TESTS
 from llamadiff.llamacpp.tensors import Ggml
 
 _SIZES = {
-    "vocab_size": 128, "context_length": 256, "embedding_length": 64, "block_count": 3, "feed_forward_length": 96,
+    "vocab_size": 128, "context_length": 1024, "embedding_length": 64, "block_count": 3, "feed_forward_length": 96,
     "attention.head_count": 4, "attention.head_count_kv": 2, "nextn_predict_layers": 1,
 }  # fmt: skip
 _RMS = {"attention.layer_norm_rms_epsilon": 1e-5}
