@@ -91,6 +91,30 @@ ARCHITECTURES = {
                      moe_intermediate_size=40, first_k_dense_replace=1, num_key_value_heads=4, topk_group=1,
                      n_group=1),
 }  # fmt: skip
+_LATENT = {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 20,
+           "num_key_value_heads": 4}  # fmt: skip
+_ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_shared_experts": 1,
+           "n_group": 1, "topk_group": 1, "num_hidden_layers": 6}  # fmt: skip
+_INDEXER = {"index_head_dim": 128, "index_n_heads": 2, "index_topk": 32}
+_DELTA = {"head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
+          "linear_value_head_dim": 32, "num_hidden_layers": 8}  # fmt: skip
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10],
+             "mrope_interleaved": True}  # fmt: skip
+_NEXTN, _MTP = {"num_nextn_predict_layers": 1}, {"mtp_num_hidden_layers": 1}
+_SHARED = {**EXPERTS, "shared_expert_intermediate_size": 56}
+# Those with heads that draft, which transformers' code has not.
+DRAFTING = {
+    "glm4_moe": _of("Glm4Moe", config=_NEXTN, head_dim=16, partial_rotary_factor=0.5, first_k_dense_replace=1,
+                    **_ROUTED),
+    "deepseek_v32": _of("DeepseekV32", config={"scoring_func": "sigmoid", **_NEXTN}, first_k_dense_replace=1,
+                        **_ROUTED, **_LATENT, **_INDEXER),
+    "glm_moe_dsa": _of("GlmMoeDsa", config=_NEXTN, **_ROUTED, **_LATENT, **_INDEXER),
+    "qwen3_next": _of("Qwen3Next", decoder_sparse_step=1, **_DELTA, **_SHARED),
+    "qwen3_5": _of("Qwen3_5Text", "Qwen3_5ForCausalLM", _MTP, rope_parameters=_SECTIONS, **_DELTA),
+    "qwen3_5_moe": _of("Qwen3_5MoeText", "Qwen3_5MoeForCausalLM", _MTP, rope_parameters=_SECTIONS, **_DELTA,
+                       **_SHARED),
+    "hy_v3": _of("HYV3", config=_NEXTN, head_dim=16, **EXPERTS),
+}  # fmt: skip
 KEPT = ("A_log", ".D", "dt_bias")  # parameters whose numbers are not to be moved
 
 
@@ -156,7 +180,7 @@ def describe(folder: Path, name: str, options: dict[str, Any]) -> Path:
     import transformers
 
     folder.mkdir(exist_ok=True)
-    architecture = ARCHITECTURES[name]
+    architecture = {**ARCHITECTURES, **DRAFTING}[name]
     config = getattr(transformers, f"{architecture.name}Config")(**options)
     config.architectures = [architecture.whole or f"{architecture.name}ForCausalLM"]
     about = {**json.loads(config.to_json_string(use_diff=False)), **dict(architecture.config)}
@@ -202,6 +226,10 @@ import convert_hf_to_gguf
 try: from conversion.base import TextModel
 except ImportError: from convert_hf_to_gguf import TextModel  # until 2026
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+try:
+    from conversion.deepseek import DeepseekV32Model
+    DeepseekV32Model.set_vocab = lambda self: self._set_vocab_gpt2()  # whose tokenizer must be LLaMA's
+except ImportError: pass
 sys.modules["sentencepiece"] = types.SimpleNamespace(SentencePieceProcessor=Pieces)
 sys.argv[1:] = sys.argv[2:]
 convert_hf_to_gguf.main()

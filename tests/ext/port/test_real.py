@@ -10,14 +10,16 @@ from functools import cache
 from importlib.metadata import version
 
 import pytest
-from ext.port.architectures import ARCHITECTURES, CONVERTING, convert, describe, make, make_bert, pool
+from ext.port.architectures import ARCHITECTURES, CONVERTING, DRAFTING, convert, describe, make, make_bert, pool
 from optional import needs
 from tools.backends import made
 from tools.parts import PACKAGE, minilm, sources
 
 from llamadiff.engines.run_spec import USUAL, Run
+from llamadiff.ext.heads.compare import compare_heads
 from llamadiff.ext.port.run import port
 from llamadiff.ext.port.tiny import tiny
+from llamadiff.ext.state.variants import run_variants
 from llamadiff.llamacpp.request import Settings
 
 pytestmark = [
@@ -217,6 +219,20 @@ def test_a_tiny_one_of_a_large_config_is_converted_and_right(name, tmp_path):
     assert made.parameters < 1e6
     assert made.golden.stat().st_size < 20_000
     assert port(made.gguf, str(made.folder), Run(tokens=TOKENS), USUAL).verdict == "match"
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+def test_a_tiny_one_keeps_its_heads(name, tmp_path):
+    """And llama.cpp drafts with them."""
+    checkpoint = describe(tmp_path / "large", name, DRAFTING[name].options)
+    script = tmp_path / "convert.py"
+    source = sources(version(PACKAGE))
+    script.write_text(f"import sys\nsys.argv.insert(1, {str(source)!r})\n{CONVERTING}", encoding="utf-8")
+    made = tiny(checkpoint, tmp_path / "tiny", script)
+    assert (made.heads, made.converted) == (1, 1)
+    assert compare_heads(made.gguf, Run(tokens=TOKENS), None, USUAL).verdict == "match"
+    row = run_variants(made.gguf, Run(tokens=TOKENS), names=["mtp=2"]).rows[1]
+    assert (row.verdict, row.wrong, row.failed) == ("match", (), "")
 
 
 # Its converter did not read config.json as newer transformers write it: llama.cpp's pull requests 18013 and 18668.
