@@ -40,10 +40,10 @@ class Drafts:
 
 @dataclass
 class Judge:
-    """Of one run; ``halves``: what rounding to 16 bits comes to in this model (state/scheduled.py)."""
+    """Of one run; ``rounding``: what that of weights' activations and of caches comes to."""
 
     run: Speculation
-    halves: float
+    rounding: float
     faults: list[str] = field(default_factory=list)
     ties: list[str] = field(default_factory=list)
     worst: float = 0.0
@@ -134,7 +134,7 @@ class Judge:
     def _held(self, row: Array, sides: Sequence[Array]) -> tuple[float, float]:
         """How far logits are from the nearest of two others that are right, and how far they may be."""
         noise = float(rows_apart(*sides)[0])
-        return min(float(rows_apart(row, side)[0]) for side in sides), limit_of(noise, self.halves)
+        return min(float(rows_apart(row, side)[0]) for side in sides), limit_of(noise, self.rounding)
 
     def _count(self) -> None:
         """What is accepted by the text and the head alone, against what was counted."""

@@ -13,11 +13,12 @@ from llamadiff.ext.heads.speculation import Asked, Speculation, speculate
 from llamadiff.ext.state.result import Variant
 from llamadiff.ext.state.scheduled import halves_in
 from llamadiff.ext.state.variation import OwnWay
-from llamadiff.llamacpp.request import Request
+from llamadiff.llamacpp.request import Request, Settings
 from llamadiff.llamacpp.settings_words import count_reader
 from llamadiff.system.progress import Progress
 
 KEY = "mtp"
+BITS = {"F16": 11, "BF16": 8, "Q8_0": 8, "Q5_0": 5, "Q4_0": 4}  # that a cache keeps of a value, or of a block's largest
 WANTED = 16  # tokens that are generated where nobody says how many
 
 
@@ -32,7 +33,7 @@ def run(name: str, drafts: int, request: Request, progress: Progress, patience: 
     started = time.perf_counter()
     count = len(request.tokens) - (request.n_prefill or len(request.tokens))
     prompt = request.tokens[: len(request.tokens) - count]
-    judge = partial(_judge, halves=halves_in(request.model))
+    judge = partial(_judge, rounding=max(halves_in(request.model), cache_rounding(request.settings)))
     asked = replace(request, tokens=prompt, n_predict=count or WANTED)
     found: Drafts = speculate(asked, drafts, judge, progress, patience)
     seconds = time.perf_counter() - started
@@ -43,8 +44,14 @@ def run(name: str, drafts: int, request: Request, progress: Progress, patience: 
     )  # fmt: skip
 
 
-def _judge(run: Speculation, halves: float) -> Asked:
-    return Judge(run, halves).questions()
+def cache_rounding(settings: Settings) -> float:
+    """What the caches' rounding comes to: which way a value falls may hang on the batch that it was computed in."""
+    kinds = {settings.type_k, settings.type_v, "F16" if settings.flash_attn else "F32"}
+    return max(2.0 ** (-2 * BITS[kind]) / 3 if kind in BITS else 0.0 for kind in kinds)
+
+
+def _judge(run: Speculation, rounding: float) -> Asked:
+    return Judge(run, rounding).questions()
 
 
 MTP = OwnWay(KEY, count_reader(KEY, 1, 16), check, run)

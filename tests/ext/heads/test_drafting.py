@@ -144,6 +144,12 @@ def test_refused_keys_are_seen_where_the_cache_rounds(drafted):
     assert " sees the key of draft" in drafted("glm4moe.agrees", name, "RefusedStay").headline
 
 
+def test_a_cache_that_rounds_is_not_accused(drafted):
+    """Which way a value falls hangs on its batch, and a chain of drafts carries it on."""
+    row = drafted("hy_v3", "mtp=7,kv=f16", tokens=(0,))
+    assert (row.verdict in ("match", "noise"), row.wrong) == (True, ())
+
+
 def test_tokens_that_were_generated_are_generated_again(drafted):
     row = drafted("glm4moe.agrees", "mtp=2", n_predict=5)
     assert (row.verdict, row.wrong) == ("match", ())
@@ -191,14 +197,15 @@ def test_a_candidate_is_no_speculative_run(folder):
 LOGITS = np.array([[0.0, 3.0, 1.0, 2.0]], np.float32)
 
 
-def judged(run: Speculation, right: np.ndarray = LOGITS):
-    """What is said of a run where trunk and head alone give ``right`` everywhere."""
+def judged(run: Speculation, right: np.ndarray = LOGITS, one_by_one: np.ndarray | None = None):
+    """What is said of a run where trunk and head alone give ``right`` everywhere; token by token perhaps another."""
     asking = Judge(run, 0.0).questions()
     question = next(asking)
     try:
         while True:
             count = len(question["tokens"]) - question["first"] if question["of"] == "trunk" else 1
-            question = asking.send(np.repeat(right, count, axis=0))
+            is_other = one_by_one is not None and question["name"].startswith("ones")
+            question = asking.send(np.repeat(one_by_one if is_other else right, count, axis=0))
     except StopIteration as end:
         return end.value
 
@@ -231,6 +238,14 @@ def test_a_token_that_is_further_off_is_wrong():
     found = judged(made_up(other, token=3))
     assert found.verdict == "wrong"
     assert "the trunk's logits behind position 1 are" in found.faults[0]
+
+
+def test_what_hangs_on_rounding_is_looked_at_again():
+    """An expert's choice, say: token by token another one is right, and it is the run's."""
+    other = LOGITS.copy()
+    other[0, 3] = 4
+    found = judged(made_up(other, token=3), LOGITS, other)
+    assert (found.verdict in ("match", "noise"), found.faults) == (True, ())
 
 
 def test_logits_that_are_no_numbers_are_wrong():
