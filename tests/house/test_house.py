@@ -68,6 +68,7 @@ ALLOWED = {
     "torch": (
         "llamadiff/ext/pytorch/",
         "llamadiff/ext/port/loading.py",
+        "llamadiff/ext/port/tiny_heads.py",
         "llamadiff/ext/port/torch_ops.py",
         "llamadiff/ext/preprocess/text_inputs_child.py",
     ),
@@ -94,7 +95,7 @@ ALLOWED = {
         ),
         ("llamadiff/system/",),
     ),
-    "safetensors": ("llamadiff/trace/", "llamadiff/ext/graph/"),
+    "safetensors": ("llamadiff/trace/", "llamadiff/ext/graph/", "llamadiff/ext/port/tiny_heads.py"),
 }
 
 
