@@ -18,6 +18,7 @@ from unittest import mock
 import pytest
 
 from llamadiff.__main__ import main
+from llamadiff.system import stale_files
 from llamadiff.system.stops import SIGNALS
 
 COMMAND = str(Path(sys.executable).with_name("llamadiff"))
@@ -30,7 +31,11 @@ def run(*words: object, given: bytes = b"") -> Ended[str]:
     streams = {"stdin": _stream(given), "stdout": _stream(), "stderr": _stream()}
     hook, handlers = sys.unraisablehook, {number: signal.getsignal(number) for number in SIGNALS}
     try:
-        with mock.patch.multiple(sys, argv=[COMMAND, *arguments], **streams), pytest.raises(SystemExit) as end:
+        with (
+            mock.patch.multiple(sys, argv=[COMMAND, *arguments], **streams),
+            mock.patch.dict(stale_files._OWN, clear=True),  # at its end it removes what it made, and no fixture's
+            pytest.raises(SystemExit) as end,
+        ):
             main()
     finally:
         sys.unraisablehook = hook
