@@ -64,9 +64,16 @@ def _of_loading(about: Mapping[str, Any]) -> Iterator[Change]:
         yield Change("channels", f"channels are in the order BGR{says}", {"picture": swapped, "attributes": reverse})
     for axes, says in (([1], "from left to right"), ([0], "upside down")):
         yield Change("axes", f"the picture is flipped {says}", {"picture": {"flip": axes}})
-    yield Change("channels", "the picture is made grey", {"picture": {"gray": True}})
+    yield Change(
+        "channels",
+        "the picture is made grey",
+        {"picture": {"matrix": [[0.299, 0.587, 0.114]] * 3, "offset": [0, 0, 0]}},
+    )
     for channel, name in enumerate(("red", "green", "blue")):
         yield Change("channels", f"all channels are the {name} one", {"picture": {"channels": [channel] * 3}})
+    for mode in ("HSV", "LAB", "YCbCr"):
+        yield Change("colours", f"the channels are those of {mode}, as Pillow converts to it",
+                     {"picture": {"mode": mode}})  # fmt: skip
     yield Change("axes", "rows and columns of the picture are exchanged", {"picture": {"transposed": True}})
     for turns in (1, 2, 3):
         yield Change("axes", f"the picture is turned by {90 * turns} degrees", {"picture": {"quarter": turns}})
@@ -80,7 +87,6 @@ def filters(config: Mapping[str, Any]) -> Iterator[Change]:
         if kernel != own:
             yield Change("filter", f"resized by {kernel}; {has}", {"attributes": {"resample": number}})
     yield _resize(f"resized by nearest, corners first; {has}", {"kernel": "nearest", "at": "corner"})
-    yield _resize("resized by bicubic with a = -0.75, not Pillow's -0.5", {"kernel": "bicubic", "a": -0.75})
     for kernel, a in (("bilinear", 0.0), ("bicubic", -0.75), ("bicubic", -0.5), ("lanczos", 0.0)):
         name = f"{kernel} (a = {a})" if a else kernel
         for at, says in (("centre", ""), ("aligned", ", with aligned corners"), ("corner", ", from pixels' corners")):
@@ -95,6 +101,10 @@ def filters(config: Mapping[str, Any]) -> Iterator[Change]:
     )
     yield _resize("resized levels are rounded down, not to the nearest", {"round": "down"})
     yield _resize("what a resize takes beyond 0 to 255 is not cut off", {"round": "not", "clip": False})
+    yield _resize(
+        "what a resize takes beyond 0 to 255 wraps around, as a byte does", {"round": "once", "clip": "wraps"}
+    )
+    yield _resize("resized in linear light, not in sRGB", {"light": True})
     yield Change("resize", "not resized", {"attributes": {"do_resize": False}})
 
 
@@ -109,7 +119,7 @@ def _of_sizes(config: Mapping[str, Any]) -> Iterator[Change]:
     if crop:
         whole = {"attributes": {"size": {key: crop[key] for key in ("height", "width")}, "do_center_crop": False}}
         yield Change("proportions", "the whole picture is stretched, not resized by its shorter side and cut", whole)
-        yield from _of_crops(config, crop)
+        yield from _of_crops()
     yield from _of_proportions(config, whole)
     for name, value in config.items():
         if isinstance(value, bool) and name.startswith(("do_", "use_", "crop_")) and name not in NOT_STEPS:
@@ -128,14 +138,8 @@ def _of_sizes(config: Mapping[str, Any]) -> Iterator[Change]:
         yield Change("resolution", says, {"pinpoint": [height, width]})
 
 
-def _of_crops(config: Mapping[str, Any], crop: Mapping[str, int]) -> Iterator[Change]:
-    """What is left of a picture, and where it is cut out."""
-    shortest, side = (config.get("size") or {}).get("shortest_edge"), min(crop["height"], crop["width"])
-    if shortest:
-        for other in dict.fromkeys([side, *(round(side / share) for share in CROPS), shortest - 1, shortest + 1]):
-            if other != shortest and other >= side:
-                yield Change("resolution", f"the shorter side is resized to {other}; the checkpoint has {shortest}",
-                             {"attributes": {"size": {"shortest_edge": other}}})  # fmt: skip
+def _of_crops() -> Iterator[Change]:
+    """Where a picture is cut out."""
     for where, says in (("start", "at the top left"), ("end", "at the bottom right"),
                         ("up", "a pixel further down or right (half of an odd rest rounded up)"),
                         ("before", "a pixel further up and left")):  # fmt: skip
@@ -162,7 +166,6 @@ def _colours(config: Mapping[str, Any]) -> Sequence[tuple[Sequence[int], str]]:
     return ((BLACK, "black"), (WHITE, "white"), (GREY, "grey"), (mean, "the mean"))
 
 
-CROPS = (0.875, 0.9, 0.95, 0.96, 0.8)  # shares of the shorter side that are cut out, as many have it
 NOT_STEPS = ("do_rescale", "do_normalize", "do_convert_rgb", "do_resize")
 
 
@@ -221,9 +224,7 @@ def _of_samples(about: Mapping[str, Any]) -> Iterator[Change]:
         yield Change("scale", says, {"samples": {"scale": scale}})
     yield Change("scale", "samples are brought to a largest value of 1", {"samples": {"level": 1.0}})
     yield Change("scale", "the mean of the samples is taken off", {"samples": {"centred": True}})
-    yield Change("pre-emphasis", "samples are emphasized (0.97)", {"samples": {"emphasis": 0.97}})
     yield Change("header", "the file's header is read as samples", {"samples": {"header": True}})
-    yield Change("padding", "silence comes before the samples: half a window", {"samples": {"before": 200}})
 
 
 def _of_spectrum(config: Mapping[str, Any]) -> Iterator[Change]:
@@ -235,12 +236,7 @@ def _of_spectrum(config: Mapping[str, Any]) -> Iterator[Change]:
     for mode, says in (("constant", "with zeros"), ("edge", "with the first and last sample")):
         yield Change("padding", f"ends are padded {says}, not by reflection", {"spectrogram": {"pad_mode": mode}})
     yield Change("padding", "frames begin at their sample, not centred on it", {"spectrogram": {"center": False}})
-    yield Change("pre-emphasis", "frames are emphasized (0.97)", {"spectrogram": {"preemphasis": 0.97}})
     yield Change("scale", "each frame's mean is taken off", {"spectrogram": {"remove_dc_offset": True}})
-    for floor in (1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-3):
-        yield Change("floor", f"the least power is {floor:g}", {"spectrogram": {"mel_floor": floor}})
-    for floor in (1e-10, 1e-6, 1e-8, 1e-5):
-        yield Change("floor", f"{floor:g} is added to powers, not the least of them", {"spectrogram": {"sums": floor}})
     for scale in ("htk", "kaldi"):
         yield Change("mel scale", f"the bands are on the {scale} scale", {"mel": {"mel_scale": scale}})
         yield Change("mel scale", f"the bands are on the {scale} scale, and not normalized",
@@ -248,11 +244,6 @@ def _of_spectrum(config: Mapping[str, Any]) -> Iterator[Change]:
     yield Change("mel norm", "the bands are not normalized", {"mel": {"norm": None}})
     in_mel = {"triangularize_in_mel_space": True}
     yield Change("mel scale", "the bands are triangles in mel, not in Hz", {"mel": in_mel})
-    rate = config.get("sampling_rate", 16000)
-    half = rate / 2
-    for low, high in ((0.0, 7600.0), (20.0, half), (0.0, 4000.0), (80.0, 7600.0), (125.0, 7500.0), (50.0, half)):
-        yield Change("mel bins", f"the bands reach from {low:g} to {high:g} Hz",
-                     {"mel": {"min_frequency": low, "max_frequency": high}})  # fmt: skip
     size, hop = config.get("n_fft"), config.get("hop_length")
     if size and hop:
         bigger = 1 << (size - 1).bit_length()
@@ -270,8 +261,15 @@ def _of_spectrum(config: Mapping[str, Any]) -> Iterator[Change]:
                      {"attributes": {"feature_size": bands}})  # fmt: skip
     yield Change("clamp", "nothing is clamped to 8 below the largest", {"clamp": "none"})
     yield Change("clamp", "each frame is clamped below its own largest", {"clamp": "frame"})
-    for far in ("4", "6", "10", "7", "80"):
-        yield Change("clamp", f"values are clamped to {far} below the largest, not 8", {"clamp": far})
     yield Change("normalization", "samples are normalized to mean 0 and variance 1",
                  {"call": {"do_normalize": True}, "numpy": True})  # fmt: skip
     yield Change("padding", "not padded: as long as the sound is", {"call": {"padding": "longest"}, "numpy": True})
+
+
+def merged(first: Request, second: Request) -> dict[str, Any]:
+    """Two requests as one."""
+    found = dict(first)
+    for key, value in second.items():
+        own = found.get(key)
+        found[key] = {**own, **value} if isinstance(own, Mapping) and isinstance(value, Mapping) else value
+    return found

@@ -11,9 +11,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamadiff.ext.preprocess import curves, pixels, samples
 from llamadiff.ext.preprocess.filters import OF_PILLOW, resized
 from llamadiff.ext.preprocess.wav import Sound, read_wav, resampled
 from llamadiff.system.input import read_bytes
@@ -30,7 +31,7 @@ Array = NDArray[Any]
 Request = Mapping[str, Any]
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 MAX_PICTURE = 1 << 28  # bytes of a file
-LUMA = (0.299, 0.587, 0.114)
+CHANGES = ("spectrogram", "window", "mel", "attributes", "clamp", "numpy", "heard")
 
 
 def main(checkpoint: str, file: str, kind: str) -> None:
@@ -68,13 +69,7 @@ def _words(error: Exception) -> str:
 @contextmanager
 def replaced(original: Any, instead: Any) -> Iterator[None]:
     """Whatever module of transformers knows a function has another in its place."""
-    places = [
-        (module, name)
-        for key, module in list(sys.modules.items())
-        if key.startswith("transformers") and module is not None
-        for name, value in list(vars(module).items())
-        if value is original
-    ]
+    places = _places(original)
     for module, name in places:
         setattr(module, name, instead)
     try:
@@ -82,6 +77,17 @@ def replaced(original: Any, instead: Any) -> Iterator[None]:
     finally:
         for module, name in places:
             setattr(module, name, original)
+
+
+@cache
+def _places(original: Any) -> Sequence[tuple[Any, str]]:
+    return [
+        (module, name)
+        for key, module in list(sys.modules.items())
+        if key.startswith("transformers") and module is not None
+        for name, value in list(vars(module).items())
+        if value is original
+    ]
 
 
 @contextmanager
@@ -115,6 +121,8 @@ class Pictures:
 
     def run(self, request: Request) -> tuple[Array, dict[str, Any]]:
         image = self._picture(request.get("picture", {}))
+        if request.get("source"):
+            return np.asarray(image), {}
         processor = self.processor
         if "attributes" in request:
             processor = type(processor)(**{**self.config, **request["attributes"]})
@@ -131,24 +139,25 @@ class Pictures:
 
     def _picture(self, how: Request) -> Any:
         """The picture as transformers loads one, or with a step of that changed."""
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageFilter, ImageOps
 
         image = ImageOps.exif_transpose(self.image) if how.get("exif", True) else self.image
         if "over" in how:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, (*how["over"], 255)), image)
         image = image.convert("RGB")
-        values = np.asarray(image)  # [row, column, channel]
-        if how.get("gray"):
-            values = np.repeat(np.rint(values @ np.array(LUMA))[..., None], 3, -1)
-        if how.get("channels"):
-            values = values[..., how["channels"]]
-        if "flip" in how:
-            values = np.flip(values, how["flip"])
-        if how.get("transposed"):
-            values = values.swapaxes(0, 1)
-        if how.get("quarter"):
-            values = np.rot90(values, how["quarter"])
+        if "mode" in how:
+            image = image.convert(how["mode"])
+        if "first" in how:
+            image = _first(image, how["first"], how["by"])
+        if "blur" in how:
+            name, radius = how["blur"]
+            image = image.filter(getattr(ImageFilter, name)(radius))
+        if "jpeg" in how:
+            packed = io.BytesIO()
+            image.save(packed, "JPEG", quality=how["jpeg"], subsampling=how["chroma"])
+            image = Image.open(packed)
+        values = pixels.edited(np.asarray(image)[..., :3], how)  # [row, column, channel]
         if how.get("square"):  # the middle of it
             side = min(values.shape[:2])
             top, left = ((size - side) // 2 for size in values.shape[:2])
@@ -184,6 +193,14 @@ class Pictures:
         return np.moveaxis(found, 0, -1) if is_last else found
 
 
+def _first(image: Any, size: Sequence[int], kernel: str) -> Any:
+    """A picture that is resized before a processor has it; by whole factors, as its reduce does."""
+    factor = image.width // size[0]
+    if kernel == "box" and factor > 1 and [-(-n // factor) for n in image.size] == list(size):
+        return image.reduce(factor)
+    return image.resize(size, next(n for n, name in OF_PILLOW.items() if name == kernel))
+
+
 def _always(value: Any, *_: Any) -> Any:
     return value
 
@@ -195,6 +212,8 @@ def _is_array(image: Any) -> bool:
 def _fitted(values: Array, height: int, width: int, kernel: str, how: Request) -> Array:
     """Stretched to a size; or, with its proportions kept, within that with a border, or beyond it and cut."""
     way = how.get("fit")
+    if how.get("light"):
+        return _in_light(values, height, width, kernel, how)
     if way is None:
         return resized(values, height, width, kernel, how)
     _, rows, columns = values.shape
@@ -209,6 +228,12 @@ def _fitted(values: Array, height: int, width: int, kernel: str, how: Request) -
     top, left = ((height - inner[0]) // 2, (width - inner[1]) // 2) if way == "centre" else (0, 0)
     whole[:, top : top + inner[0], left : left + inner[1]] = found
     return whole
+
+
+def _in_light(values: Array, height: int, width: int, kernel: str, how: Request) -> Array:
+    """Resized as light, and encoded again."""
+    found = resized(255 * curves.linear(values / 255), height, width, kernel, {**how, "round": "not"})
+    return np.asarray(np.rint(255 * curves.encoded(found / 255)))
 
 
 def _pad(original: Callable[..., Array], how: Request, array: Any, pad_width: Any, mode: Any = "constant", **more: Any
@@ -272,6 +297,8 @@ class Sounds:
         self.sound = read_wav(path)
         self.resampled = dict[str, Array]()
         self.bytes = read_bytes(path, 1 << 28, "a sound")
+        self.heard: Array | None = None
+        self.how_heard = dict[str, Any]()
         self.extractor = transformers.AutoFeatureExtractor.from_pretrained(checkpoint, **LOCAL)
         self.config = self.extractor.to_dict()
         self.rate = int(self.extractor.sampling_rate)
@@ -282,9 +309,8 @@ class Sounds:
         }  # fmt: skip
 
     def run(self, request: Request) -> tuple[Array, dict[str, Any]]:
-        samples = self._samples(request.get("samples", {}))
-        changes = {key: request[key] for key in ("spectrogram", "window", "mel", "attributes", "clamp", "numpy")
-                   if key in request}  # fmt: skip
+        mono = self._samples(request.get("samples", {}))
+        changes = {key: request[key] for key in CHANGES if key in request}
         with ExitStack() as stack:
             if changes:
                 for step in self._changed(request):
@@ -294,7 +320,9 @@ class Sounds:
             else:
                 extractor = self.extractor
             rate = int(extractor.sampling_rate)
-            given = extractor(samples, sampling_rate=rate, return_tensors="np", **request.get("call", {}))
+            given = extractor(mono, sampling_rate=rate, return_tensors="np", **request.get("call", {}))
+        if self.heard is not None and "heard" in request:
+            return self.heard, self.how_heard
         name = next(name for name in ("input_features", "input_values", "audio_values") if name in given)
         return _array(given[name]), {"name": name}
 
@@ -314,24 +342,34 @@ class Sounds:
             if key not in self.resampled:
                 self.resampled[key] = resampled(mono, rate, self.rate, how.get("way", "sinc"))
             mono = self.resampled[key]
-        if "before" in how:
-            mono = np.concatenate([np.zeros(how["before"]), mono])
-        if "level" in how:
-            mono = mono / np.abs(mono).max() * how["level"]
-        if how.get("centred"):
-            mono = mono - mono.mean()
-        if "emphasis" in how:
-            mono = np.append(mono[:1], mono[1:] - how["emphasis"] * mono[:-1])
-        return np.asarray(mono * how.get("scale", 1.0), np.float32)
+        return np.asarray(samples.edited(mono, how, self._chunk()), np.float32)
+
+    def _chunk(self) -> int:
+        """How many samples the extractor takes at once."""
+        return int(getattr(self.extractor, "n_samples", 0))
+
+    def _hear(self, original: Callable[..., Array], waveform: Array, window: Array, **more: Any) -> Array:
+        """A spectrogram, of which is kept what it is made of."""
+        if self.heard is None:
+            self.heard = np.asarray(waveform, np.float32)
+            kept = ("frame_length", "hop_length", "fft_length", "power", "center", "pad_mode", "log_mel")
+            self.how_heard = {"window": window.tolist(), "mel": np.asarray(more.get("mel_filters", ())).tolist(),
+                              **{key: more[key] for key in kept if key in more}}  # fmt: skip
+        return original(waveform, window, **more)
 
     def _changed(self, request: Request) -> Iterator[Any]:
         module = self.module
         if hasattr(module, "is_torch_available"):
             yield attribute(module, "is_torch_available", bool)  # it says no
-        if "spectrogram" in request:
-            yield attribute(module, "spectrogram", partial(_spectrogram, module.spectrogram, request["spectrogram"]))
+        if "heard" in request:
+            yield attribute(module, "spectrogram", partial(self._hear, module.spectrogram))
+        elif hasattr(module, "spectrogram"):
+            how = request.get("spectrogram", {})
+            yield attribute(module, "spectrogram", partial(_spectrogram, module.spectrogram, how))
+        if "cosines" in request.get("window", {}):
+            yield attribute(module, "window_function", partial(samples.of_cosines, **request["window"]))
         for name, function in (("window", "window_function"), ("mel", "mel_filter_bank")):
-            if name in request:
+            if name in request and "cosines" not in request[name]:
                 yield attribute(module, function, partial(_with, getattr(module, function), request[name]))
         if "clamp" in request:
             yield attribute(module, "np", _Clamped(request["clamp"]))
@@ -348,15 +386,13 @@ def _with(original: Callable[..., Any], changed: Request, *given: Any, **more: A
 
 
 def _spectrogram(original: Callable[..., Array], how: Request, waveform: Array, window: Array, **more: Any) -> Array:
-    changed = {name: value for name, value in how.items() if name not in ("float32", "sums")}
-    if changed.get("center") is False:  # as many frames as before
+    changed = {**more, **{name: value for name, value in how.items() if name != "float32"}}
+    if changed.get("center") is False and more.get("center", True):  # as many frames as before
         waveform = np.pad(waveform, (0, len(window)))
-    if how.get("sums"):  # a floor that is added to powers, not held against them
-        power = original(waveform, window, **{**more, **changed, "log_mel": None, "mel_floor": 0.0})
-        return np.asarray(np.log10(power + how["sums"]), np.float32)
     if how.get("float32"):
-        return _in_float32(waveform, window, {**more, **changed})
-    return original(waveform, window, **{**more, **changed})
+        return _in_float32(waveform, window, changed)
+    found = samples.spectrogram(waveform, window, changed)
+    return original(waveform, window, **changed) if found is None else found
 
 
 def _in_float32(waveform: Array, window: Array, more: Mapping[str, Any]) -> Array:

@@ -1,4 +1,4 @@
-"""Resizing of pictures: a matrix for each axis, by filter, by where it looks, and by how it rounds."""
+"""Resizing of pictures: sums along each axis, by filter, by where it looks, and by how it rounds."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def resized(image: Array, height: int, width: int, kernel: str, how: Mapping[str
     """A picture [channel, row, column] of levels, resized in float64.
 
     ``how``: ``antialias`` (a filter that widens as a picture shrinks), ``at`` (where a target's pixel lies: ``centre``,
-    ``aligned`` corners, ``corner``, ``clip``), ``a`` of the cubic, ``round`` (``each`` axis, ``once``, ``down``,
-    ``not``), ``clip``.
+    ``aligned`` corners, ``corner``, ``clip``), ``moved`` by pixels of the source, ``wider`` by a factor, ``a`` of the
+    cubic, ``round`` (``each`` axis, ``once``, ``down``, ``not``), ``clip`` (``wraps``: as a byte does).
     """
     ways = {"antialias": True, "at": "centre", "a": -0.5, "round": "each", "clip": True, **how}
-    over_rows = matrix(image.shape[1], height, kernel, ways)
-    over_columns = matrix(image.shape[2], width, kernel, ways)
-    wide = np.asarray(image, np.float64) @ over_columns.T  # [channel, row, column] @ [column, new column]
+    wide = weighted(np.asarray(image, np.float64), taps(image.shape[2], width, kernel, ways))
     if ways["round"] == "each":
         wide = np.clip(np.rint(wide), 0, 255)
-    found = over_rows @ wide  # [new row, row] @ [channel, row, new column]
+    found = weighted(wide.swapaxes(1, 2), taps(image.shape[1], height, kernel, ways)).swapaxes(1, 2)
+    if ways["clip"] == "wraps":
+        return np.asarray(np.rint(found) % 256)
     if ways["clip"]:
         found = np.clip(found, 0, 255)
     if ways["round"] == "not":
@@ -35,27 +35,44 @@ def resized(image: Array, height: int, width: int, kernel: str, how: Mapping[str
     return np.asarray(np.floor(found + 1e-6) if ways["round"] == "down" else np.floor(found + 0.5))
 
 
-def matrix(size: int, target: int, kernel: str, how: Mapping[str, Any]) -> Array:
-    """What each pixel of the target takes of each of the source: [target, source]."""
+def taps(size: int, target: int, kernel: str, how: Mapping[str, Any]) -> tuple[Array, Array]:
+    """Which pixels of the source each of the target takes, and how much of each: [target, tap], twice."""
+    ways = {"antialias": True, "at": "centre", "a": -0.5, "moved": 0.0, "wider": 1.0, **how}
     scale, place = size / target, np.arange(target)
     if kernel == "nearest":
-        chosen = place * scale if how["at"] == "corner" else (place + 0.5) * scale
-        return np.asarray(np.eye(size)[np.minimum(np.floor(chosen + 1e-9).astype(int), size - 1)])
-    centre = {
-        "centre": (place + 0.5) * scale - 0.5,
-        "aligned": place * (size - 1) / max(target - 1, 1),
-        "corner": place * scale,
-        "clip": place * (size - 1) / target,
-    }[how["at"]]
-    wider = max(scale, 1.0) if how["antialias"] else 1.0
+        chosen = place * scale if ways["at"] == "corner" else (place + 0.5) * scale
+        chosen = np.clip(np.floor(chosen + ways["moved"] + 1e-9).astype(int), 0, size - 1)
+        return chosen[:, None], np.ones((target, 1))
+    centre = (
+        ways["moved"]
+        + {
+            "centre": (place + 0.5) * scale - 0.5,
+            "aligned": place * (size - 1) / max(target - 1, 1),
+            "corner": place * scale,
+            "clip": place * (size - 1) / target,
+        }[ways["at"]]
+    )
+    ways["wider"] *= max(scale, 1.0) if ways["antialias"] else 1.0
+    return taps_at(centre, size, kernel, ways)
+
+
+def taps_at(centre: Array, size: int, kernel: str, ways: Mapping[str, Any]) -> tuple[Array, Array]:
+    """Which pixels are taken around each place of a source, by a filter that is so much ``wider``."""
+    wider = ways["wider"]
     reach = int(np.ceil(SUPPORT[kernel] * wider)) + 1
-    taken = np.floor(centre).astype(int)[:, None] + np.arange(-reach, reach + 1)[None]  # [target, tap]
-    weights = _value(kernel, ((taken - (centre[:, None] + 0.5)) + 0.5) * (1 / wider), how["a"])
-    if how["antialias"]:
+    taken = np.floor(centre).astype(int)[:, None] + np.arange(-reach, reach + 1)[None]
+    weights = _value(kernel, ((taken - (centre[:, None] + 0.5)) + 0.5) * (1 / wider), ways["a"])
+    if ways["antialias"]:
         weights = np.where((taken >= 0) & (taken < size), weights, 0.0)  # the edge is cut, as Pillow does
     total = weights.sum(1, keepdims=True)
-    found = np.zeros((target, size))
-    np.add.at(found, (np.repeat(place, taken.shape[1]), np.clip(taken, 0, size - 1).ravel()), (weights / total).ravel())
+    return np.clip(taken, 0, size - 1), weights / np.where(np.abs(total) > 1e-9, total, 1.0)
+
+
+def weighted(values: Array, taps: tuple[Array, Array]) -> Array:
+    """Sums over the last axis: [..., source] becomes [..., target]."""
+    found = np.zeros((*values.shape[:-1], len(taps[0])))
+    for taken, weights in zip(taps[0].T, taps[1].T, strict=True):
+        found += values[..., taken] * weights
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ Array = NDArray[Any]
 UNITS = {"f32": 2.0**-22, "f16": 2.0**-11, "bf16": 2.0**-8}  # of a value, what keeping it as such may change
 ENOUGH = 100  # values that a line is drawn through
 NEAR = 0.03  # of how a dump's values vary, what a line may leave to be called one
+MOST_OF = 0.9  # of the squares of what a dump is off by
+HIDDEN = 0.5  # of a dump's values above its floor, the least that are above a run's, too
 BIAS = 0.25  # levels: rounding to the nearest leaves none on average, cutting off leaves a half
 
 
@@ -64,6 +66,7 @@ def fit(dump: Array, run: Array, allowed: Allowed) -> Fit:
         left = _past_floor(left, x, y, by_line)
     spread = x.std((0, 2, 3))
     affine = _is_within(left, allowed, np.abs(gain)) and bool((np.abs(gain) * spread > 0).all())
+    affine = affine and not (allowed.has_floor and is_hidden(x, y))
     affine = affine and bool(np.sqrt(np.mean(np.maximum(left, 0) ** 2)) <= NEAR * y.std())
     rms = float(np.sqrt(np.mean(((y - x) / level) ** 2)))
     return Fit(exact, affine and not exact, gain, offset, rms, float((np.abs(y - x) / level).max()))
@@ -72,6 +75,11 @@ def fit(dump: Array, run: Array, allowed: Allowed) -> Fit:
 def above_floor(x: Array, y: Array) -> Array:
     """Where neither of two is at its lowest value."""
     return np.asarray((x > x.min() + 1e-6) & (y > y.min() + 1e-6))
+
+
+def is_hidden(x: Array, y: Array) -> bool:
+    """Whether most of what is above the lowest value of y is at that of x, which explains anything."""
+    return bool(above_floor(x, y).sum() < HIDDEN * (y > y.min() + 1e-6).sum())
 
 
 def _past_floor(left: Array, x: Array, y: Array, by_line: Array) -> Array:
@@ -113,7 +121,31 @@ def places(dump: Array, run: Array, allowed: Allowed, axes: Sequence[str]) -> st
         if dump.shape[axis] > 1 and 0 < len(hit) < dump.shape[axis]:
             said.append(f"{name} {_ranges(hit.tolist())} of {dump.shape[axis]}")
     share = f"{100 * off.mean():.3g}% of the values"
-    return ", ".join([share, *said])
+    parts = [*_flat(dump, run, axes), *_most(dump, run, axes)] if len(said) < 2 else []
+    return "; ".join([", ".join([share, *said]), *parts])
+
+
+def _flat(dump: Array, run: Array, axes: Sequence[str]) -> Iterator[str]:
+    """The planes, rows and columns of a dump that hold one value, and should not."""
+    for axis, name in enumerate(axes):
+        lines, right = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (dump, run))
+        flat = np.flatnonzero((np.ptp(lines, axis=1) == 0) & (np.ptp(right, axis=1) > 0))
+        if len(flat) and dump.shape[axis] > 1:
+            yield f"{name} {_ranges(flat.tolist())} of {dump.shape[axis]} hold one value"
+
+
+def _most(dump: Array, run: Array, axes: Sequence[str]) -> Iterator[str]:
+    """The neighbouring ones that hold most of what a dump is off by, where these are few."""
+    squares = (dump.astype(np.float64) - run) ** 2
+    for axis, name in enumerate(axes):
+        each = squares.sum(tuple(other for other in range(4) if other != axis))
+        if len(each) < 2 or each.sum() <= 0:
+            continue
+        total = np.concatenate([[0.0], np.cumsum(each)]) / each.sum()
+        ends = np.searchsorted(total, total + MOST_OF)  # where it has as much, of each start
+        size, start = min((int(end) - n, n) for n, end in enumerate(ends))
+        if start + size <= len(each) and size <= max(1, len(each) // 3):
+            yield f"{100 * MOST_OF:.0f}% of the error is in {name} {_ranges(range(start, start + size))}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -25,7 +25,8 @@ class Preprocessed:
 
     ``causes``: what explains a wrong dump, ``left``: the rms that remains then. ``worst``, ``error``: the largest and
     the rms difference, in levels of a picture, or in the sound's features. ``where`` it is off. ``unseen``: mistakes
-    that this file would not show.
+    that this file would not show. ``partly``: where nothing explains it, what explains most, and the rms it leaves;
+    ``noise``: what that looks like, if it does.
     """
 
     verdict: str
@@ -43,6 +44,8 @@ class Preprocessed:
     allowed: float = 0.0
     where: str | None = None
     unseen: Sequence[str] = ()
+    partly: tuple[str, float] | None = None
+    noise: str | None = None
     about: Mapping[str, Any] | None = None
 
 
@@ -79,4 +82,6 @@ def judge_dump(processor: Processor, file: Path, name: str, dump: Array, progres
     if explained is not None:
         read_as = explained.read_as or found.read_as
         found = replace(found, read_as=read_as, causes=explained.causes, left=explained.error)
+    else:
+        found = replace(found, partly=search.partly(), noise=search.noise())
     return replace(found, verdict=of_check("it differs"))

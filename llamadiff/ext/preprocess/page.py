@@ -55,6 +55,11 @@ def _more(found: Preprocessed) -> Iterator[str]:
         )
         if found.verdict != MATCH:
             yield f"where: {found.where}"
+    if found.partly is not None:
+        says, left = found.partly
+        yield f"explains most of it, not all: {says}; {left:.2g} rms remain then"
+    if found.noise is not None:
+        yield found.noise
     if found.left is not None:
         yield f"with {'these' if len(found.causes) > 1 else 'this'} done so, {found.left:.2g} rms remain"
 

@@ -100,6 +100,7 @@ def readings(dump: Array, planes: Planes, kind: str) -> Iterator[Reading]:
     shape = tuple(n for n in dump.shape if n > 1)
     names = [axis for axis, n in zip(AXES, sizes, strict=True) if n > 1]
     fits = [order for order in permutations(names) if shape == tuple(sizes[AXES.index(axis)] for axis in order)]
+    is_cut = planes.patches is not None or not fits
     if not fits and dump.size == prod(sizes) and not _is_cut(shape, sizes):
         fits = list(permutations(names))  # its shape says nothing
     found = [_transposed(dump, order, sizes, kind) for order in fits]
@@ -109,7 +110,7 @@ def readings(dump: Array, planes: Planes, kind: str) -> Iterator[Reading]:
         for read in [_transposed(dump, order, sizes, kind) for order in orders if order not in fits]:
             wrong = f"values lie as {read.says} in memory, under a shape of {found[0].says}"
             found.append(Reading(read.says, read.values, wrong))
-    found += list(_from_patches(dump, shape, planes)) if kind == "picture" else []
+    found += list(_from_patches(dump, shape, planes)) if kind == "picture" and is_cut else []
     yield from sorted(found, key=lambda each: each.wrong is not None)
 
 

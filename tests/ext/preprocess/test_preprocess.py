@@ -5,6 +5,7 @@ Dumps are made by strangers.py, which shares nothing with llamadiff.
 
 from __future__ import annotations
 
+import io
 import json
 from contextlib import ExitStack
 from functools import cache
@@ -34,7 +35,7 @@ from ext.preprocess.strangers import (
     write_wav,
 )  # fmt: skip
 from optional import needs
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from llamadiff.ext.preprocess.judge import judge_dump
 from llamadiff.ext.preprocess.processor import processor_of
@@ -173,6 +174,44 @@ def grey(image):
     return Image.merge("RGB", [image.convert("L")] * 3)
 
 
+def curved(image, power):
+    return Image.fromarray(np.rint(255 * (np.asarray(image) / 255) ** power).astype(np.uint8))
+
+
+def averaged(image):
+    return Image.fromarray(np.repeat(np.rint(np.asarray(image).mean(-1))[..., None], 3, -1).astype(np.uint8))
+
+
+def decoded(image):
+    """Encoded with BT.709's weights, decoded with BT.601's."""
+    values = np.asarray(image, np.float64)
+    y = values @ (0.2126, 0.7152, 0.0722)
+    cb, cr = (values[..., 2] - y) / 1.8556, (values[..., 0] - y) / 1.5748
+    red, blue = y + 1.402 * cr, y + 1.772 * cb
+    found = np.stack([red, (y - 0.299 * red - 0.114 * blue) / 0.587, blue], -1)
+    return Image.fromarray(np.clip(np.rint(found), 0, 255).astype(np.uint8))
+
+
+def packed(image, quality):
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return Image.open(file)
+
+
+def fir(samples, *weights):
+    return np.convolve(samples, weights)[: len(samples)]
+
+
+def by_bands(features):
+    return (features - features.mean(1, keepdims=True)) / features.std(1, keepdims=True)
+
+
+def without(features, every):
+    """Features without every so many frames, as long as before."""
+    kept = np.delete(features, np.arange(every - 1, features.shape[1], every), 1)
+    return np.pad(kept, ((0, 0), (0, features.shape[1] - kept.shape[1])), mode="edge")
+
+
 def laid_over(colour):
     canvas = Image.new("RGBA", glass().size, (*colour, 255))
     return Image.alpha_composite(canvas, glass()).convert("RGB")
@@ -237,13 +276,26 @@ WRONG = {
         "ImageNet's mean": (lambda: clip(wide(), mean_std=(IMAGENET[0], CLIP[1])), "the mean is ImageNet's"),
         "BGR": (lambda: clip(wide())[::-1], "in the order BGR"),
         "levels": (lambda: normalized(cropped(shortest(wide(), 64), 64), factor=1), "not multiplied by rescale_factor"),
-        "twice": (lambda: normalized(cropped(shortest(wide(), 64), 64), factor=1 / 255**2), "rescale_factor twice"),
+        "factor twice": (
+            lambda: normalized(cropped(shortest(wide(), 64), 64), factor=1 / 255**2),
+            "rescale_factor twice",
+        ),
         "stretched": (lambda: normalized(wide().resize((64, 64), RESAMPLE.BICUBIC)), "the whole picture is stretched"),
         "corner": (lambda: normalized(shortest(wide(), 64).crop((0, 0, 64, 64))), "at the top left"),
         "flipped": (lambda: clip(wide())[..., ::-1], "flipped from left to right"),
         "transposed": (lambda: clip(wide()).swapaxes(1, 2), "rows and columns are exchanged"),
         "resized to more": (lambda: normalized(cropped(shortest(wide(), 73), 64)), "shorter side is resized to 73"),
         "patches": (lambda: squares(clip(wide()), columns_first=True), "column by column"),
+        "twice": (lambda: normalized(cropped(shortest(shortest(wide(), 96), 64), 64)), "first to 132 x 96 by bicubic"),
+        "gamma": (lambda: clip(curved(wide(), 2.2)), "before the resize: the power 2.2 of it is taken"),
+        "gamma after": (lambda: normalized(curved(cropped(shortest(wide(), 64), 64), 0.45)), "the power 0.45 of it"),
+        "mean": (lambda: normalized(averaged(cropped(shortest(wide(), 64), 64))), "grey, by the weights of the mean"),
+        "BT.709": (lambda: clip(decoded(wide())), "encoded as Y, Cb, Cr of BT.709 and decoded as of BT.601"),
+        "JPEG": (lambda: clip(packed(wide(), 60)), "JPEG, of quality 60 (4:2:0)"),
+        "a part": (
+            lambda: normalized(wide().crop((17, 9, 151, 118)).resize((64, 64), RESAMPLE.BICUBIC)),
+            "rows 9 to 117 and columns 17 to 150",
+        ),
         "memory": (lambda: clip(wide()).transpose(1, 2, 0).reshape(3, 64, 64), "values lie as HWC in memory"),
     },
     ("clip", "turned.png"): {"EXIF": (lambda: clip(wide()), "EXIF orientation is ignored")},
@@ -270,6 +322,10 @@ WRONG = {
         "thumbnail": (lambda: np.roll(llava_next(small()), -1, 0), "the first tile comes last"),
         "columns": (lambda: llava_next(small())[[0, 1, 3, 2, 4]], "ordered column by column"),
         "border": (lambda: llava_next(small(), fill=(123, 117, 104)), "padded with the mean"),
+        "stretched": (
+            lambda: np.concatenate([llava_next(small())[:1], llava_next(small().resize((96, 96), 3))[1:]]),
+            "resized to 96 x 96 and cut out at (0, 0), (48, 0), (0, 48), (48, 48)",
+        ),
         "corner": (lambda: llava_next(small(), corner=True), "padded below and to the right"),
     },
     ("smolvlm", "small.png"): {
@@ -287,6 +343,21 @@ WRONG = {
         "512": (lambda: whisper(spoken(), n_fft=512), "n_fft is 512"),
         "clamp": (lambda: whisper(spoken(), clamp=None), "nothing is clamped"),
         "late": (lambda: np.roll(whisper(spoken()), 1, 1), "the frames are 1 late"),
+        "emphasized": (lambda: whisper(fir(spoken(), 1, -0.95)), "emphasized: 0.95 of the one before"),
+        "smoothed": (lambda: whisper(fir(spoken(), 0.25, 0.5, 0.25)), "go through a filter: 0.25, 0.5, 0.25"),
+        "Blackman": (lambda: whisper(spoken(), window=np.blackman(401)[:400]), "the window is Blackman's, periodic"),
+        "clipped": (lambda: whisper(np.clip(spoken(), -0.3, 0.3)), "samples are clipped at 0.3"),
+        "7000 Hz": (lambda: whisper(spoken(), bands=slaney(top=7000.0)), "the bands end at 7000 Hz"),
+        "by bands": (lambda: by_bands(whisper(spoken())), "each band is normalized to mean 0 and deviation 1"),
+        "begins late": (lambda: whisper(spoken()[3000:]), "the sound begins 3000 samples early"),
+        "missing": (
+            lambda: without(whisper(spoken()), 10),
+            "the processor's 9, 19, 29, 39, 49, 59 and so on are missing",
+        ),
+        "differences": (
+            lambda: np.diff(whisper(spoken()), prepend=-0.5),
+            "values are mixed: -1 of 1 frame before, 1 of",
+        ),
         "two chunks": (lambda: np.stack([whisper(spoken()), np.full((80, 500), -0.5)]), "the rest is silent"),
     },
     ("whisper", "stereo.wav"): {
@@ -425,6 +496,27 @@ def test_what_nothing_explains_is_wrong_where_it_is(judged):
     found = judged("clip", "wide.png", np.where(rows > 50, 0.3 * clip(wide()) ** 2, clip(wide())))
     assert (found.verdict, list(found.causes)) == ("wrong", [])
     assert "row 51 to 63 of 64" in found.where
+
+
+@needs("transformers", "PIL")
+def test_what_explains_a_part_is_said_with_what_it_leaves(judged):
+    rough = clip(curved(wide(), 2.2))
+    rough[:, 20:23] = 0.1
+    found = judged("clip", "wide.png", rough)
+    assert (found.verdict, list(found.causes)) == ("wrong", [])
+    assert "the power 2.2 of it is taken (gamma)" in found.partly[0]
+    assert 0 < found.partly[1] < found.error
+    assert "row 20 to 22 of 64 hold one value" in found.where
+
+
+@needs("transformers", "PIL")
+def test_noise_is_said_to_look_like_noise(judged):
+    level = 1 / 255 / CLIP[1].reshape(3, 1, 1)
+    noise = 5 * level * np.random.default_rng(7).standard_normal((3, 64, 64))
+    found = judged("clip", "wide.png", clip(wide()) + noise)
+    assert (found.verdict, list(found.causes)) == ("wrong", [])
+    assert "noise of 5" in found.noise
+    assert judged("clip", "wide.png", clip(wide().filter(ImageFilter.MedianFilter(3)))).noise is None
 
 
 @needs("transformers", "PIL")
