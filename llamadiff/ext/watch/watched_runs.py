@@ -66,11 +66,13 @@ class _Here:
 
 
 @contextmanager
-def here(arguments: Sequence[str], bounds: Bounds, folder: Path, _runner: str) -> Iterator[_Here]:
-    """Run a program on this machine."""
+def here(
+    arguments: Sequence[str], bounds: Bounds, folder: Path, _runner: str, streams: Mapping[str, Any] | None
+) -> Iterator[_Here]:
+    """Run a program on this machine; ``streams``: its own, where they are not this process's."""
     with (
         planned(folder, bounds) as plan,
-        supervise(arguments, None, variables(folder)) as running,
+        supervise(arguments, streams, variables(folder)) as running,
         passed_on(running.send),
     ):
         yield _Here(arguments, folder, plan, running)
@@ -164,7 +166,9 @@ def _size(said: Mapping[str, Any], most: int = sys.maxsize) -> int:
 
 
 @contextmanager
-def there(arguments: Sequence[str], bounds: Bounds, folder: Path, runner: str) -> Iterator[_There]:
+def there(
+    arguments: Sequence[str], bounds: Bounds, folder: Path, runner: str, _streams: Mapping[str, Any] | None
+) -> Iterator[_There]:
     """Run a program where a runner's Python is. Raises UserError for a runner that is not there."""
     with nameless_file() as log:
         process = start_there(

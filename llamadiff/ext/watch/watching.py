@@ -5,10 +5,11 @@ nodes read and gave (watch_run.py), and each node is judged here, in a thread be
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from threadpoolctl import threadpool_limits
 
@@ -48,7 +49,7 @@ class Watched:
     """A program that has ended: its return ``code``, or why it has none; how many graphs it computed and how many of
     them were judged; how many were to be, and were ``put_off`` since the judge was behind, or ``failed`` to be written;
     how many nodes were too ``large`` and left out, or judged ``in_part``; how long it ran, and how much of that was
-    for watching, in seconds. ``refused``: libraries that could not be read.
+    for watching, in seconds. ``refused``: libraries that could not be read; ``version``: of the first other one.
     """
 
     code: int | None
@@ -62,6 +63,7 @@ class Watched:
     seconds: float
     added: float
     refused: tuple[Ggml, ...] = ()
+    version: str = ""
 
     @property
     def slower(self) -> float:
@@ -70,16 +72,17 @@ class Watched:
 
 
 def watch(
-    arguments: Sequence[str], bounds: Bounds, request: Request, tell: Callable[[JudgedGraph], None], progress: Progress
-) -> Watched:
+    arguments: Sequence[str], bounds: Bounds, request: Request, tell: Callable[[JudgedGraph], None],
+    progress: Progress, reader: Callable[..., WatchedGraph] = WatchedGraph, streams: Mapping[str, Any] | None = None,
+) -> Watched:  # fmt: skip
     """Run a program, and have its graphs judged as ``request`` says; ``tell`` is given each, from a thread.
 
-    Raises UserError where nothing can be watched here, or the program cannot be run.
+    ``reader`` makes what reads a graph; ``streams``: a program's here, which has this process's else. Raises UserError where nothing can be watched here, or the program cannot be run.
     """
     with temporary_directory() as folder:
         run = there if request.settings.runner else here
-        with run(arguments, bounds, folder, request.settings.runner) as running:
-            judge = _Judge(folder, running, request, tell)
+        with run(arguments, bounds, folder, request.settings.runner, streams) as running:
+            judge = _Judge(folder, running, request, tell, reader)
             judge.start()
             try:
                 code, why, seconds = running.end()
@@ -91,7 +94,9 @@ def watch(
         added = min(plan.added / 1e9, 0.999 * seconds)
         refused = tuple(ggml for ggml in running.ggmls.values() if ggml.refused)
         nodes = plan.nodes_large, plan.nodes_cut
-        return Watched(code, why, plan.seen, judge.graphs, plan.put_off, plan.failed, *nodes, seconds, added, refused)
+        version = next((ggml.version for ggml in running.ggmls.values() if not ggml.refused), "")
+        counts = plan.seen, judge.graphs, plan.put_off, plan.failed, *nodes
+        return Watched(code, why, *counts, seconds, added, refused, version)
 
 
 @dataclass
@@ -102,6 +107,7 @@ class _Judge:
     running: Watchable
     request: Request
     tell: Callable[[JudgedGraph], None]
+    reader: Callable[..., WatchedGraph] = WatchedGraph
     graphs: int = 0
     failure: BaseException | None = None
     _ended: bool = False
@@ -157,7 +163,7 @@ class _Judge:
         graph = self._begun.get(key)
         if graph is None:
             q8 = EightBits.from_answer(ggml.rounding)
-            graph = self._begun[key] = WatchedGraph(
+            graph = self._begun[key] = self.reader(
                 ggml.structure, self._held, self.request, q8, self.graphs + len(self._begun)
             )
         graph.take(data)

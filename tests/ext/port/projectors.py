@@ -1,0 +1,132 @@
+"""Small checkpoints of models that see or hear, of transformers' own classes, random, and a picture and a sound for them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TEXT = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
+EYE = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 14,
+       "image_size": 56, "vision_use_head": False}  # fmt: skip
+MEAN = {"image_mean": [0.48, 0.45, 0.4], "image_std": [0.27, 0.26, 0.28]}
+WHISPER = {
+    "d_model": 48, "encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 80, "num_mel_bins": 80,
+    "max_source_positions": 1500,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sense:
+    """What sees or hears: transformers' name of the model, its parts' configs, what config.json has beside these, and
+    what preprocessor_config.json has.
+    """
+
+    name: str
+    parts: dict[str, dict[str, Any]]
+    more: dict[str, Any]
+    fed: dict[str, Any]
+    hears: bool = False
+
+
+def _qwen(**more: Any) -> dict[str, Any]:
+    return {"depth": 3, "hidden_size": 64, "num_heads": 4, "patch_size": 14, "spatial_merge_size": 2,
+            "temporal_patch_size": 2, "in_channels": 3, **more}  # fmt: skip
+
+
+ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+SENSES = {
+    "gemma3": Sense("Gemma3ForConditionalGeneration", {"text": {**TEXT, "head_dim": 16}, "vision": EYE},
+                    {"mm_tokens_per_image": 4}, {"image_seq_length": 4}),
+    "smolvlm": Sense("SmolVLMForConditionalGeneration", {"text": TEXT, "vision": EYE}, {"scale_factor": 2},
+                     {"size": {"longest_edge": 56}}),
+    "idefics3": Sense("Idefics3ForConditionalGeneration", {"text": TEXT, "vision": EYE}, {"scale_factor": 2},
+                      {"size": {"longest_edge": 56}}),
+    "qwen2vl": Sense("Qwen2VLForConditionalGeneration",
+                     {"text": {**TEXT, "rope_scaling": ROPE}, "vision": _qwen(embed_dim=48, mlp_ratio=2)}, {}, {}),
+    "qwen25vl": Sense("Qwen2_5_VLForConditionalGeneration",
+                      {"text": {**TEXT, "rope_scaling": ROPE},
+                       "vision": _qwen(hidden_size=48, intermediate_size=80, out_hidden_size=64, window_size=56,
+                                       fullatt_block_indexes=[1], num_layers=3)}, {}, {}),
+    "qwen3vl": Sense("Qwen3VLForConditionalGeneration",
+                     {"text": {**TEXT, "head_dim": 16, "rope_scaling": {**ROPE, "mrope_interleaved": True}},
+                      "vision": _qwen(hidden_size=48, intermediate_size=80, out_hidden_size=64, patch_size=16,
+                                      num_position_embeddings=64, deepstack_visual_indexes=[0, 1])}, {}, {}),
+    "pixtral": Sense("LlavaForConditionalGeneration",
+                     {"text": {**TEXT, "model_type": "mistral"},
+                      "vision": {**EYE, "model_type": "pixtral", "head_dim": 12, "hidden_act": "silu"}},
+                     {"vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+                      "projector_hidden_act": "gelu"}, {}),
+    "llava": Sense("LlavaForConditionalGeneration",
+                   {"text": {**TEXT, "model_type": "llama"},
+                    "vision": {**EYE, "num_hidden_layers": 4, "model_type": "clip_vision_model", "projection_dim": 32}},
+                   {"vision_feature_layer": -2}, {}),
+    "internvl": Sense("InternVLForConditionalGeneration",
+                      {"text": {**TEXT, "model_type": "qwen2"},
+                       "vision": {**EYE, "image_size": [56, 56], "patch_size": [14, 14], "layer_scale_init_value": 0.5}},
+                      {"downsample_ratio": 0.5}, {}),
+    "llama4": Sense("Llama4ForConditionalGeneration",
+                    {"text": {**TEXT, "head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96},
+                     "vision": {**EYE, "intermediate_size": 192, "vision_output_dim": 40, "projector_input_dim": 40,
+                                "projector_output_dim": 40, "pixel_shuffle_ratio": 0.5}}, {}, {}),
+    "lfm2vl": Sense("Lfm2VlForConditionalGeneration",
+                    {"text": {**TEXT, "full_attn_idxs": [0], "layer_types": ["full_attention"]},
+                     "vision": {**{k: v for k, v in EYE.items() if k != "image_size"}, "patch_size": 16, "num_patches": 16}},
+                    {"downsample_factor": 2, "projector_hidden_size": 96}, {"encoder_patch_size": 16}),
+    "voxtral": Sense("VoxtralForConditionalGeneration",
+                     {"text": {**TEXT, "head_dim": 16},
+                      "audio": {"hidden_size": 48, "intermediate_size": 192, "num_hidden_layers": 3,
+                                "num_attention_heads": 4, "num_mel_bins": 128, "max_source_positions": 1500,
+                                "head_dim": 12}}, {"projector_hidden_act": "gelu"}, {}, True),
+    "qwen2audio": Sense("Qwen2AudioForConditionalGeneration",
+                        {"text": {**TEXT, "model_type": "qwen2"}, "audio": {**WHISPER, "num_mel_bins": 128}}, {}, {}, True),
+}  # fmt: skip
+
+
+def make(folder: Path, name: str, **changes: Any) -> Path:
+    """Write a checkpoint; ``changes``: of config.json, for its parts as ``vision_NAME=...``."""
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    sense = SENSES[name]
+    kind = getattr(transformers, sense.name)
+    parts = {f"{part}_config": dict(options) for part, options in sense.parts.items()}
+    config = kind.config_class(**parts, **sense.more)
+    torch.manual_seed(len(name) + 5)
+    model = kind(config)
+    with torch.no_grad():
+        for x in model.parameters():
+            if x.numel():
+                x.add_((0.3 if x.ndim == 1 else 0.05) * torch.randn_like(x))
+    model.save_pretrained(folder)
+    _as_published(folder / "model.safetensors")
+    about = {**json.loads(config.to_json_string(use_diff=False)), "architectures": [sense.name]}
+    if name == "internvl":
+        about["vision_config"]["architectures"] = ["InternVisionModel"]
+    if name == "pixtral":
+        known = {"added_tokens_decoder": {"12": {"content": "[IMG_BREAK]"}}}
+        (folder / "tokenizer_config.json").write_text(json.dumps(known), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(about), encoding="utf-8")
+    (folder / "preprocessor_config.json").write_text(json.dumps({**MEAN, **sense.fed}), encoding="utf-8")
+    return folder
+
+
+def _as_published(path: Path) -> None:
+    """Tensors of SigLIP and CLIP have the names that checkpoints have: transformers 5 writes others."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    towers = ("vision_tower.embeddings", "vision_tower.encoder", "vision_tower.post_layernorm", "vision_tower.pre_layrnorm")
+
+    def named(name: str) -> str:
+        tower = next((tower for tower in towers if tower in name), None)
+        is_clip = any("post_layernorm" in other for other in tensors)
+        return name if tower is None or not is_clip else name.replace("vision_tower.", "vision_tower.vision_model.")
+
+    save_file({named(name): x for name, x in tensors.items()}, path, {"format": "pt"})
