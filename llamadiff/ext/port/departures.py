@@ -15,6 +15,7 @@ from llamadiff.trace import taps
 
 Array = NDArray[Any]
 FINAL_NORM = "result_norm"
+EYES = "layer_out"  # what ends a layer of clip.cpp's
 CHOOSES = ("ARGSORT", "TOP_K")
 SHOWN, FOLLOWED = 60, 600  # ops of the model that may stand in its place; those that are looked at for it
 
@@ -77,7 +78,10 @@ def ends_of(graph: Graph, n_layer: int) -> dict[int, int]:
     names = {0: taps.input_of(0, graph.labelled), **{i + 1: f"{taps.RESIDUAL}-{i}" for i in range(n_layer)}}
     if names[n_layer] not in graph.labelled and FINAL_NORM in graph.labelled:
         names[n_layer] = FINAL_NORM  # what gets two names in llama.cpp keeps the later one
+    if f"{EYES}-{n_layer - 1}" in graph.labelled:
+        names = {i + 1: f"{EYES}-{i}" for i in range(n_layer)}
     found = {graph.labelled[name].number: layer for layer, name in names.items() if name in graph.labelled}
+    found |= {first: 0} if 0 not in names else {}
     begins = next((number for number, layer in found.items() if layer == 0), None)
     if begins in reached([first], lambda number: _read_by(graph, number)):
         found = {first if number == begins else number: layer for number, layer in found.items()}
@@ -117,7 +121,8 @@ def _between_layers(graph: Graph, n_layer: int) -> Iterator[tuple[int, int]]:
 
 def _reads_layer(graph: Graph, node: GraphNode, layer: int) -> bool:
     leaves = (graph.leaves.get(-1 if number is None else number) for number in node.sources)
-    return any(leaf is not None and leaf.name.startswith(f"blk.{layer}.") for leaf in leaves)
+    begins = tuple(f"{part}blk.{layer}." for part in ("", "v.", "a."))
+    return any(leaf is not None and leaf.name.startswith(begins) for leaf in leaves)
 
 
 def _passed(graph: Graph, place: int) -> int | None:

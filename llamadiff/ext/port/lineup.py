@@ -45,6 +45,7 @@ from llamadiff.trace import taps
 Array = NDArray[Any]
 ROUNDS = 8  # places one after another in a layer
 TRIED = 24  # ops that may stand in a node's place
+FED = ("GET_ROWS", "DUP")  # tokens, and what goes into an encoder
 
 
 Edits = Callable[[Spot], Iterator[tuple[Cause, Mapping[int, Alter]]]]  # known bugs at a node
@@ -202,10 +203,10 @@ class LiningUp:
         return len(nodes), len(aligned), len(before & nodes.keys())
 
     def _fed(self) -> Iterator[GraphNode]:
-        """The nodes that are computed from the tokens: a state is there before any."""
+        """The nodes that are computed from what is fed: a state is there before any."""
         fed = set[int]()
         for node in self.graph.nodes:
-            if node.op == "GET_ROWS" or fed & set(self.graph.reads(node)):
+            if node.op in FED or fed & set(self.graph.reads(node)):
                 fed.add(node.number)
                 yield node
 

@@ -130,6 +130,42 @@ def kept_as_in(model: Any, file: ModelFile) -> tuple[str, ...]:
     return quantized
 
 
+def kept_by_values(model: Any, file: ModelFile) -> tuple[str, ...]:
+    """Give a module's matrices what the type that the file keeps its own in made of them -> the quantized types.
+
+    Which tensor is a matrix is told by its values: there are no usual names. One that is in no tensor, since that is
+    wrong, is kept as those of its size are. Raises UserError as ``kept_as_in`` does.
+    """
+    import torch
+
+    weights = file.weights
+    kinds = {name: weights.type(name) for name in file.tensors if len(weights.shape(name)) > 1}
+    if {*kinds.values()} - {"F32", *KEPT}:
+        return kept_as_in(model, file)
+    tensors = Tensors(weights, file.architecture, {}, [])
+    sizes = {name: int(np.prod(weights.shape(name))) for name in kinds}
+    halves = sorted({*kinds.values()} - {"F32"})
+    with torch.no_grad():
+        for _, values in model.named_parameters() if halves else ():
+            if values.ndim < 2 or _is_held(values, tensors):
+                continue
+            rounded = {kind: values.to(getattr(torch, KEPT[kind])).to(values.dtype) for kind in halves}
+            alike = {kinds[name] for name, size in sizes.items() if size == values.numel()}
+            kind = next((each for each in halves if _is_held(rounded[each], tensors)), None)
+            kind = alike.pop() if kind is None and len(alike) == 1 else kind
+            if kind in rounded:
+                values.copy_(rounded[kind])
+    return ()
+
+
+def _is_held(values: Any, tensors: Tensors) -> bool:
+    """Whether the file has a matrix, as one tensor or in two or three parts."""
+    x = values.detach().float().numpy()
+    cuts = [np.split(x, count, axis) for count in (2, 3) for axis in range(x.ndim) if x.shape[axis] == count or (
+        axis == 0 and x.shape[0] % count == 0)]  # fmt: skip
+    return bool(tensors.holding(x)) or any(all(tensors.holding(part) for part in parts) for parts in cuts)
+
+
 def check_vocabulary(model: Any, tokens: tuple[int, ...]) -> None:
     """Raise UserError for tokens that the model's embedding does not have."""
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None

@@ -102,7 +102,10 @@ def _code(page: Page, line: CodeLine) -> str:
 def _counted(found: Port) -> Iterator[str]:
     lineup, file = found.lineup, found.model
     by = found.baseline.get("version") or found.baseline.get("name")
-    yield f"{file['file']} ({file['architecture']}), {len(found.tokens)} tokens, by {by}"
+    tokens = f", {len(found.tokens)} tokens" if found.fed is None else ""
+    yield f"{file['file']} ({file['architecture']}){tokens}, by {by}"
+    if found.fed is not None:
+        yield f"{found.fed}; whether that is right says llamadiff preprocess"
     others = f"; {lineup.apart} part, or follow in their layer" if lineup.apart else ""
     yield (
         f"of llama.cpp's {lineup.nodes} nodes {lineup.aligned} have values that the model has too"

@@ -47,17 +47,28 @@ class Tensors:
 
     def holding(self, parameter: Array) -> list[str]:
         """The file's tensors that have the values of a parameter, or what converters make of it."""
-        mine = [profile(make(parameter)) for _, make in MADE]
+        mine = [make(parameter).astype(np.float64).ravel() for _, make in MADE]
         sums = [float(x @ x) for x in mine]
         found = []
         for name in self._sizes:
             if self._sizes[name] != parameter.size:
                 continue
-            own = profile(self.weights.whole(name))
-            size = float(own @ own)
-            if any(abs(size - s) <= ALIKE * s and distance(own, x) <= SAME for x, s in zip(mine, sums, strict=True)):
-                found.append(name)
+            alike = [x for x, s in zip(mine, sums, strict=True) if abs(self._square(name) - s) <= ALIKE * s]
+            if alike:
+                own = profile(self.weights.whole(name))
+                found += [name] if any(distance(own, profile(x)) <= SAME for x in alike) else []
         return found
+
+    def _square(self, name: str) -> float:
+        """The sum of a tensor's squares."""
+        if name not in self._squares:
+            own = self.weights.whole(name).astype(np.float64).ravel()
+            self._squares[name] = float(own @ own)
+        return self._squares[name]
+
+    @cached_property
+    def _squares(self) -> dict[str, float]:
+        return {}  # of tensors that were asked for
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
@@ -127,7 +138,7 @@ class Tensors:
 
 def _layer_of(tensor: str) -> int | None:
     """3 of ``blk.3.ffn_up.weight``."""
-    found = re.match(r"blk\.([0-9]{1,9})\.", tensor)
+    found = re.match(r"(?:[av]\.)?blk\.([0-9]{1,9})\.", tensor)
     return int(found[1]) if found else None
 
 

@@ -32,6 +32,7 @@ LOOKS = {
 }  # fmt: skip
 
 
+FEEDS = "projector_model.py"  # whose ops are no code of the model's
 FEW = 4  # ids that a model is tried with
 GIVEN = ("logits", "last_hidden_state")  # of what a model returns, what it is run for
 
@@ -84,11 +85,14 @@ class TorchRun:
 
 
 def layers_of(model: Any) -> list[tuple[str, Any]]:
-    """The modules that are the model's layers: the list of modules that has most of its parameters.
-
-    Raises UserError for a model without one.
+    """The modules that are the model's layers: the list of modules that has most of its parameters, or what the
+    model calls ``lined_up``. Raises UserError for a model without one.
     """
     import torch
+
+    known = getattr(model, "lined_up", None)
+    if isinstance(known, list):
+        return known
 
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
     if not lists:
@@ -217,7 +221,7 @@ class _Run:
             hooks.append(layer.register_forward_pre_hook(self._giving(given.get(number)), with_kwargs=True))
         last = layers[-1][1]
         hooks += [layer.register_forward_hook(self._noting) for _, layer in layers]
-        hooks.append(last.register_forward_hook(self._ending(given.get(len(layers)))))
+        hooks.append(last.register_forward_hook(self._ending(given.get(len(layers))), prepend=True))  # before who keeps it
         try:
             yield
         finally:
@@ -285,6 +289,8 @@ def _line() -> CodeLine | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
+        if file.endswith(FEEDS):
+            return None
         if not any(part in file for part in SCAFFOLD):
             return CodeLine(Path(file).name, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
         frame = frame.f_back

@@ -1,0 +1,120 @@
+"""The verb for a projector file: is llama.cpp's graph of an eye or an ear what the checkpoint's own code computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llamadiff.engines.model_file import ModelFile
+from llamadiff.engines.run_spec import How
+from llamadiff.ext.graph.graph import Graph
+from llamadiff.ext.graph.model import GraphModel
+from llamadiff.ext.port.alignment import distance
+from llamadiff.ext.port.causes import Causes
+from llamadiff.ext.port.faults import said, with_faults
+from llamadiff.ext.port.graph_values import node_values
+from llamadiff.ext.port.lineup import LiningUp
+from llamadiff.ext.port.loading import kept_by_values
+from llamadiff.ext.port.places import Apart, Reasons, joined, places_of
+from llamadiff.ext.port.projector_graph import SENSES, projector_graph
+from llamadiff.ext.port.projector_keys import other_keys
+from llamadiff.ext.port.projector_model import config_of, projector_model
+from llamadiff.ext.port.run import Port
+from llamadiff.ext.port.sides import Blame, unstated
+from llamadiff.ext.port.tensors import Tensors
+from llamadiff.ext.port.torch_ops import layers_of
+from llamadiff.ext.prompt.own_code import is_function
+from llamadiff.ext.pytorch.transformers import config_read
+from llamadiff.llamacpp.request import Settings
+from llamadiff.result.oddity import Oddity
+from llamadiff.system.errors import UserError
+
+_LAYER = re.compile(r"[va]\.blk\.([0-9]{1,4})\.")
+
+
+@dataclass(frozen=True)
+class Media:
+    """What is looked at or listened to: ``sense`` is the option's name."""
+
+    sense: str
+    path: Path
+
+
+def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings, how: How) -> Port:
+    """Line up the part of a checkpoint that sees or hears with llama.cpp's graph of its file. Raises UserError."""
+    file, is_own = ModelFile(path, settings=replace(settings, lora="")), is_function(checkpoint)
+    _check_is_projector(file, media.sense)
+    how.progress("asking llama.cpp for its graph")
+    run = projector_graph(file, media.sense, media.path, settings, how.progress)
+    n_layer = _layers_in(run.graph)
+    how.progress("loading the checkpoint")
+    with config_read() as read:
+        model = projector_model(checkpoint, media.sense, run.graph.given[_fed_leaf(run.graph)], n_layer)
+        quantized = kept_by_values(model, file)
+        graph = GraphModel(path, run.graph, weights=file.weights)
+        how.progress("computing llama.cpp's graph")
+        values = node_values(graph.graph, graph.weights)
+        how.progress("lining up the model with it")
+        causes = Causes(graph)
+        lining = LiningUp(model, graph.graph, graph.weights, values, len(layers_of(model)), causes.edits)
+        found = lining.run()
+    last = lining.graph.nodes[-1]
+    places, faults = list[Apart](), list[Oddity]()
+    misplaced, unsaid = list[str](), dict[str, float]()
+    if found.departed:
+        how.progress("searching for causes")
+        config = config_of(model)
+        faults = list(other_keys(file, config, media.sense))
+        unsaid = unstated(file, config, read)
+        tensors = Tensors(graph.weights, file.architecture, lining.parameters, [name for name, _ in layers_of(model)])
+        reasons = Reasons(lining, graph.graph, tensors, None)
+        blame = Blame(tuple(each.where for each in faults), unsaid, None, is_own, {})
+        places = [
+            replace(place, side=reasons.side(place, blame.of(place.name, place.says, place.text, place.layers)))
+            for place in joined(places_of(found.departed, causes, reasons.of))
+        ]
+        places = with_faults(places, faults, graph.graph, file.tensors)
+        misplaced = reasons.misplaced
+    shown = {place.fault.partition(" (and ")[0] for place in places if place.fault is not None}
+    same_end = last is graph.graph.nodes[-1]
+    own = distance(run.own.ravel(), values[last.number].ravel()) if same_end else float("nan")
+    return Port(
+        {**file.describe(), "layers": n_layer}, type(model).__name__, (), {"name": run.by, "version": run.by},
+        places, found, found.logits, own, [key for key in said(faults) or misplaced if key not in shown], unsaid, None,
+        quantized, fed=_fed_words(run.graph, media, run.parts),
+    )  # fmt: skip
+
+
+def _check_is_projector(file: ModelFile, sense: str) -> None:
+    """Raise UserError for a file that is no projector, or has none of this sense."""
+    fields = file.weights.fields
+    if file.architecture != "clip":
+        raise UserError(
+            f"{file.path}: is a {file.architecture} model, and --{sense} is for a projector file (mmproj.gguf); "
+            "give a prompt in its place"
+        )
+    if not fields.get(f"clip.has_{SENSES[sense]}_encoder"):
+        other = next((option for option, word in SENSES.items() if fields.get(f"clip.has_{word}_encoder")), None)
+        raise UserError(f"{file.path}: has no {SENSES[sense]} encoder" + (f"; give --{other} FILE" if other else ""))
+
+
+def _layers_in(graph: Graph) -> int:
+    """How many layers' weights a graph reads."""
+    numbers = [int(match[1]) for leaf in graph.leaves.values() if (match := _LAYER.match(leaf.name)) is not None]
+    if not numbers:
+        raise UserError("the encoder's graph reads no weights of layers (v.blk.N, a.blk.N): it cannot be lined up")
+    return 1 + max(numbers)
+
+
+def _fed_leaf(graph: Graph) -> int:
+    number = graph.nodes[0].sources[0]
+    assert number is not None
+    return number
+
+
+def _fed_words(graph: Graph, media: Media, parts: int) -> str:
+    sizes: Sequence[int] = [size for size in graph.nodes[0].shape if size > 1]
+    more = f", the first of {parts} such" if parts > 1 else ""
+    return f"both sides were given what llama.cpp made of {media.path.name}, {' x '.join(map(str, sizes))}{more}"
