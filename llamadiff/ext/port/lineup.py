@@ -89,7 +89,8 @@ class Lineup:
     """``nodes``: how many compute something, and how many of these are one with an op, or lie between such.
 
     ``logits``: NMSE of the graph's against the model's own. ``mended``: of the parts that part from the model, how many
-    give what the model does once each node that is told of has the model's values, and how many there are.
+    give what the model does once each node that is told of has the model's values, and how many there are. ``sizes``: how many values the graph
+    gives in the end, and how many the model.
     """
 
     departed: Sequence[Departed]
@@ -98,6 +99,7 @@ class Lineup:
     inside: int
     logits: float
     mended: tuple[int, int] = (0, 0)
+    sizes: tuple[int, int] = (0, 0)
 
     @property
     def apart(self) -> int:
@@ -153,7 +155,8 @@ class LiningUp:
         mended = {self.ends[number] for number in self.alignment.pairs if number in self.ends} & parted
         same_size = self.model_logits.size == self.logits.size
         off = distance(self.logits, self.model_logits) if same_size else float("nan")
-        return Lineup(found, *counts, off, (len(mended), len(parted)))
+        sizes = int(self.logits.size), int(self.model_logits.size)
+        return Lineup(found, *counts, off, (len(mended), len(parted)), sizes)
 
     def otherwise(self, place: Spot, keys: list[Key]) -> StandIn | None:
         """What the model does there, where no known bug says it. ``keys`` hold elsewhere, and grow."""

@@ -70,12 +70,15 @@ def headline(found: Port) -> str:
     if found.verdict == WRONG and found.steps is not None:
         return f"llama.cpp's graph is right in one go, and not its decode steps: {found.steps.headline}"
     if found.verdict == MATCH:
-        agree = f"{found.end} agrees" if found.end is not None else "logits agree"
+        last = "logits agree" if found.fed is None else "what the text model is given agrees"
+        agree = f"{found.end} agrees" if found.end is not None else last
         return f"llama.cpp computes what {code} does: {agree} to {_size(found.logits)}"
     if found.steps is not None and found.steps.verdict == UNCHECKED:
         return f"the graph is what {found.code} computes, and llama.cpp's decode steps were not all judged by it"
-    kernel = "llama.cpp's own run is not what its graph gives: a kernel is wrong, and llamadiff backend says which"
-    rounding = f"no op of llama.cpp's parts from {code}, and yet logits are off by {_size(found.logits)}"
+    which = "backend" if found.fed is None else "watch"
+    kernel = f"llama.cpp's own run is not what its graph gives: a kernel is wrong, and llamadiff {which} says which"
+    last = "logits" if found.fed is None else "its last values"
+    rounding = f"no op of llama.cpp's parts from {code}, and yet {last} are off by {_size(found.logits)}"
     return kernel if found.own > KERNELS else rounding
 
 
@@ -125,6 +128,9 @@ def _counted(found: Port) -> Iterator[str]:
         given = "given the model's values at these places, llama.cpp's graph gives"
         left = f"{parted - mended} of {parted} parts still give others"
         yield f"{given} the model's everywhere" if mended == parted else f"{given} the model's in some: {left}"
+    given, wanted = found.lineup.sizes
+    if given != wanted:
+        yield f"llama.cpp's graph gives {given} values in the end, and {found.code} {wanted}"
     if not math.isnan(found.logits):
         yield f"the last values are off by an NMSE of {_size(found.logits)}"
 

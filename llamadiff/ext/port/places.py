@@ -11,6 +11,7 @@ import numpy as np
 
 from llamadiff.ext.graph.graph import Graph, GraphNode
 from llamadiff.ext.port.causes import Causes
+from llamadiff.ext.port.departures import EYES
 from llamadiff.ext.port.lineup import Departed, LiningUp, kind_of, word_of
 from llamadiff.ext.port.otherwise import Key, StandIn
 from llamadiff.ext.port.sides import FILE, GRAPH, KEYLESS, MODEL
@@ -24,6 +25,7 @@ from llamadiff.words.diagnosis_text import layers_of as layers_text
 RIGHT = r", where (.+?) is right\b"
 EXCHANGED = {
     "this model": "llama.cpp's graph", "the model": "llama.cpp's graph", "this layer": "llama.cpp's layer",
+    "is left out: its input comes out as it is": "leaves this out, and goes on with its input",
 }  # fmt: skip
 
 
@@ -83,7 +85,7 @@ class Apart:
         if len(self.layers) < 2:
             return says
         layer = self.layers[0]
-        given = rf"\b{taps.RESIDUAL}-{layer - 1}\b" if layer else r"\b(embd|inp_embd|inpL|inp_scaled)\b"
+        given = rf"\b({taps.RESIDUAL}|{EYES})-{layer - 1}\b" if layer else r"\b(embd|inp_embd|inpL|inp_scaled)\b"
         says = re.sub(given, "the layer's input", says)
         without = re.sub(rf"(?<=[A-Za-z_])(?<![0-9]e)-{layer}\b", "", says)
         return re.sub(rf"\.{layer}\.", ".{i}.", without)

@@ -122,7 +122,7 @@ def _nothing(program: Path, media: Path, ended: Watched, log: str) -> str:
         return f"{Path(refused.path).name}: its tensors cannot be read: {refused.refused}"
     how = how_it_ended(ended.code) if ended.code else ended.why or "ended"
     said = [line for line in log.splitlines() if "rror" in line or "fail" in line or "mismatch" in line]
-    linked = "" if ended.seen else "; it must be built with -DBUILD_SHARED_LIBS=ON"
+    linked = "" if ended.seen or ended.code else "; it must be built with -DBUILD_SHARED_LIBS=ON"
     return f"{program}: computed no encoder's graph of {media.name}: it {how}{last_words(said[0] if said else log)}{linked}"
 
 

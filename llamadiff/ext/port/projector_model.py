@@ -46,7 +46,7 @@ def projector_model(checkpoint: str, sense: str, fed: Array, layers: int) -> Any
         return _result(run(torch.from_numpy(np.array(fed, np.float32)).clone()))
 
     holder.forward = forward
-    holder.lined_up = layers_of(holder)[:layers]
+    holder.lined_up = layers_of(holder, layers)[:layers]
     _check(holder, checkpoint, fed)
     return holder
 

@@ -22,7 +22,7 @@ from llamadiff.ext.port.projector_graph import SENSES, projector_graph
 from llamadiff.ext.port.projector_keys import other_keys
 from llamadiff.ext.port.projector_model import config_of, projector_model
 from llamadiff.ext.port.run import Port
-from llamadiff.ext.port.sides import Blame, unstated
+from llamadiff.ext.port.sides import Blame, side_of, unstated
 from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import layers_of
 from llamadiff.ext.prompt.own_code import is_function
@@ -31,6 +31,7 @@ from llamadiff.llamacpp.request import Settings
 from llamadiff.result.oddity import Oddity
 from llamadiff.system.errors import UserError
 
+WORDS = ("text_config.", "decoder_config.")  # numbers of a config that are of the text model
 _LAYER = re.compile(r"[va]\.blk\.([0-9]{1,4})\.")
 
 
@@ -67,7 +68,7 @@ def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings
         how.progress("searching for causes")
         config = config_of(model)
         faults = list(other_keys(file, config, media.sense))
-        unsaid = unstated(file, config, read)
+        unsaid = {name: x for name, x in unstated(file, config, read).items() if not name.startswith(WORDS)}
         tensors = Tensors(graph.weights, file.architecture, lining.parameters, [name for name, _ in layers_of(model)])
         reasons = Reasons(lining, graph.graph, tensors, None)
         blame = Blame(tuple(each.where for each in faults), unsaid, None, is_own, {})
@@ -77,6 +78,8 @@ def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings
         ]
         places = with_faults(places, faults, graph.graph, file.tensors)
         misplaced = reasons.misplaced
+    told = [side_of(place.name, place.says, place.text, (), {name: x}, "") for place in places for name, x in unsaid.items()]
+    unsaid = unsaid if any(told) else {}  # most are in llama.cpp's code, and need no key
     shown = {place.fault.partition(" (and ")[0] for place in places if place.fault is not None}
     same_end = last is graph.graph.nodes[-1]
     own = distance(run.own.ravel(), values[last.number].ravel()) if same_end else float("nan")

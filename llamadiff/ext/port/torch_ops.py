@@ -84,9 +84,10 @@ class TorchRun:
         return found
 
 
-def layers_of(model: Any) -> list[tuple[str, Any]]:
-    """The modules that are the model's layers: the list of modules that has most of its parameters, or what the
-    model calls ``lined_up``. Raises UserError for a model without one.
+def layers_of(model: Any, least: int = 1) -> list[tuple[str, Any]]:
+    """The modules that are the model's layers: the list of modules that has most of its parameters, of those with at
+    ``least`` so many modules, if there is one; or what the model calls ``lined_up``. Raises UserError for a model
+    without one.
     """
     import torch
 
@@ -97,6 +98,7 @@ def layers_of(model: Any) -> list[tuple[str, Any]]:
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
     if not lists:
         raise UserError(f"{type(model).__name__} has no list of layers (a torch.nn.ModuleList): it cannot be lined up")
+    lists = [each for each in lists if len(each[1]) >= least] or lists
     name, found = max(lists, key=lambda each: sum(p.numel() for p in each[1].parameters()))
     if len({id(layer) for layer in found}) < len(found):
         raise UserError(f"{type(model).__name__} has one module as several layers ({name}): it cannot be lined up")
@@ -230,13 +232,14 @@ class _Run:
 
     def _giving(self, given: Any) -> Callable[[Any, Any, Any], Any]:
         def hook(_: Any, args: Any, kwargs: Any) -> Any:
-            own = args[0] if args else kwargs["hidden_states"]
+            name = "" if args else _stream_in(kwargs)
+            own = args[0] if args else kwargs[name]
             if not self.ends:
                 self.ends.append(self.maker_of(own))
             if given is None:
                 return None
             x = self._in_place_of(own, given)
-            return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
+            return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, name: x})
 
         return hook
 
@@ -276,6 +279,13 @@ class _Run:
             self._made[id(x)] = self._made[id(own)]
         self._alive.append(x)
         return x
+
+
+def _stream_in(kwargs: Mapping[str, Any]) -> str:
+    """Which of a layer's arguments is the rows that go through all layers: that of this name, or the first tensor."""
+    if "hidden_states" in kwargs:
+        return "hidden_states"
+    return next(name for name, x in kwargs.items() if getattr(x, "is_floating_point", bool)())
 
 
 def _floats(x: Any) -> Array:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
+from models.gguf_file import finish
+
 TEXT = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128,
@@ -50,7 +53,7 @@ SENSES = {
                      {"text": {**TEXT, "rope_scaling": ROPE}, "vision": _qwen(embed_dim=48, mlp_ratio=2)}, {}, {}),
     "qwen25vl": Sense("Qwen2_5_VLForConditionalGeneration",
                       {"text": {**TEXT, "rope_scaling": ROPE},
-                       "vision": _qwen(hidden_size=48, intermediate_size=80, out_hidden_size=64, window_size=56,
+                       "vision": _qwen(hidden_size=48, intermediate_size=80, out_hidden_size=64, window_size=112,
                                        fullatt_block_indexes=[1], num_layers=3)}, {}, {}),
     "qwen3vl": Sense("Qwen3VLForConditionalGeneration",
                      {"text": {**TEXT, "head_dim": 16, "rope_scaling": {**ROPE, "mrope_interleaved": True}},
@@ -67,7 +70,7 @@ SENSES = {
                    {"vision_feature_layer": -2}, {}),
     "internvl": Sense("InternVLForConditionalGeneration",
                       {"text": {**TEXT, "model_type": "qwen2"},
-                       "vision": {**EYE, "image_size": [56, 56], "patch_size": [14, 14], "layer_scale_init_value": 0.5}},
+                       "vision": {**EYE, "num_hidden_layers": 4, "image_size": [56, 56], "patch_size": [14, 14], "layer_scale_init_value": 0.5}},
                       {"downsample_ratio": 0.5}, {}),
     "llama4": Sense("Llama4ForConditionalGeneration",
                     {"text": {**TEXT, "head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96},
@@ -105,7 +108,7 @@ def make(folder: Path, name: str, **changes: Any) -> Path:
             if x.numel():
                 x.add_((0.3 if x.ndim == 1 else 0.05) * torch.randn_like(x))
     model.save_pretrained(folder)
-    _as_published(folder / "model.safetensors")
+    _as_published(folder / "model.safetensors", name)
     about = {**json.loads(config.to_json_string(use_diff=False)), "architectures": [sense.name]}
     if name == "internvl":
         about["vision_config"]["architectures"] = ["InternVisionModel"]
@@ -117,16 +120,57 @@ def make(folder: Path, name: str, **changes: Any) -> Path:
     return folder
 
 
-def _as_published(path: Path) -> None:
-    """Tensors of SigLIP and CLIP have the names that checkpoints have: transformers 5 writes others."""
+def _as_published(path: Path, name: str) -> None:
+    """Tensors have the names that checkpoints and converters have for them: transformers 5 writes others."""
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(path)
-    towers = ("vision_tower.embeddings", "vision_tower.encoder", "vision_tower.post_layernorm", "vision_tower.pre_layrnorm")
+    towers = ("embeddings", "encoder", "post_layernorm", "pre_layrnorm")
+    is_clip = any("post_layernorm" in other for other in tensors)
 
-    def named(name: str) -> str:
-        tower = next((tower for tower in towers if tower in name), None)
-        is_clip = any("post_layernorm" in other for other in tensors)
-        return name if tower is None or not is_clip else name.replace("vision_tower.", "vision_tower.vision_model.")
+    def named(own: str) -> str:
+        tower = next((tower for tower in towers if f"vision_tower.{tower}" in own), None)
+        if name == "internvl":
+            return f"model.{own}"
+        return own if tower is None or not is_clip else own.replace("vision_tower.", "vision_tower.vision_model.")
 
-    save_file({named(name): x for name, x in tensors.items()}, path, {"format": "pt"})
+    made = {named(own): x for own, x in tensors.items()}
+    if name == "pixtral":
+        made["embed_tokens.weight"] = next(x for own, x in tensors.items() if own.endswith("embed_tokens.weight")).clone()
+    save_file(made, path, {"format": "pt"})
+
+
+def write_llava(checkpoint: Path, path: Path) -> Path:
+    """The file of a LLaVA with a CLIP, with the names that llama.cpp's older converter gave its tensors."""
+    from safetensors.numpy import load_file
+
+    about = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    eye, tensors = about["vision_config"], load_file(checkpoint / "model.safetensors")
+    layers = eye["num_hidden_layers"]
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", "mlp")
+    sizes = {"embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "image_size": "image_size",
+             "attention.head_count": "num_attention_heads", "patch_size": "patch_size"}  # fmt: skip
+    for key, value in {**{key: eye[name] for key, name in sizes.items()}, "block_count": layers,
+                       "projection_dim": about["text_config"]["hidden_size"]}.items():  # fmt: skip
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", eye["layer_norm_eps"])
+    for key in ("image_mean", "image_std"):
+        writer.add_array(f"clip.vision.{key}", MEAN[key])
+    whole = {"embeddings.class_embedding": "v.class_embd", "embeddings.patch_embedding.weight": "v.patch_embd.weight",
+             "embeddings.position_embedding.weight": "v.position_embd.weight"}  # fmt: skip
+    whole |= {f"pre_layrnorm.{end}": f"v.pre_ln.{end}" for end in ("weight", "bias")}
+    words = {"layer_norm1": "ln1", "layer_norm2": "ln2", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
+    words |= {f"self_attn.{theirs}": f"attn_{ours}" for theirs, ours in zip(
+        ("q_proj", "k_proj", "v_proj", "out_proj"), ("q", "k", "v", "out"), strict=True)}  # fmt: skip
+    whole |= {f"encoder.layers.{layer}.{theirs}.{end}": f"v.blk.{layer}.{ours}.{end}" for layer in range(layers)
+              for theirs, ours in words.items() for end in ("weight", "bias")}  # fmt: skip
+    for name, x in tensors.items():
+        own = whole.get(name.replace("vision_model.", "").removeprefix("vision_tower."))
+        number = {"linear_1": 0, "linear_2": 2}.get(name.split(".")[-2])
+        own = f"mm.{number}.{name.rpartition('.')[2]}" if "multi_modal_projector" in name else own
+        if own is not None:
+            writer.add_tensor(own, x)
+    finish(writer)
+    return path
