@@ -67,21 +67,50 @@ class ByValue:
         return [number for number, _, other in near if is_same(own, other)]
 
 
-def align(graph: Graph, values: Mapping[int, Array], known: ByValue, ends: Mapping[int, int]) -> Pairs:
+@dataclass(frozen=True)
+class Order:
+    """``rows``: which of the model's rows each of llama.cpp's is, where both go through the layers in another order.
+
+    So it is where a class token is the last of them, or windows come one after the other.
+    """
+
+    rows: Array | None = None
+
+    def of_model(self, x: Array) -> Array:
+        """llama.cpp's rows in the model's order."""
+        if self.rows is None:
+            return x
+        found = np.empty((len(self.rows), x.size // len(self.rows)), x.dtype)
+        found[self.rows] = x.reshape(found.shape)
+        return found.reshape(x.shape)
+
+    def of_node(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """The model's rows in llama.cpp's order."""
+        return (x if self.rows is None else x.reshape(len(self.rows), -1)[self.rows]).reshape(shape)
+
+    def holds(self, x: Array, run: TorchRun, end: int) -> bool:
+        """Whether llama.cpp's values are what a layer reads in the model, or what it gives in the end."""
+        made = run.ops[run.ends[end]].values
+        own = x if end > len(run.ends) - 2 else self.of_model(x)
+        return made.size == own.size and distance(own.ravel(), made.ravel()) <= SAME
+
+
+def align(
+    graph: Graph, values: Mapping[int, Array], known: ByValue, ends: Mapping[int, int], order: Order | None = None
+) -> Pairs:
     """Line up all nodes that compute something. Of ops with the same values, that is taken which comes next.
 
     ``ends``: nodes that are what a layer reads, by its number, and after these what the head reads, and the logits.
-    Such a node is one with the op that made that, or with none.
+    Such a node is one with the op that made that, or with none. ``order``: that of rows which go through the layers.
     """
+    order = order or Order()
     pairs: dict[int, int] = {}
     for node in graph.nodes:
         if not computes(node) and node.number not in ends:
             continue
         if node.number in ends:
             run = known.run
-            made = run.ops[run.ends[ends[node.number]]].values.ravel()
-            own = values[node.number].ravel()
-            if made.size == own.size and distance(own, made) <= SAME:
+            if order.holds(values[node.number], run, ends[node.number]):
                 pairs[node.number] = run.ends[ends[node.number]]
             continue
         after = max((pairs[number] for number in computed_before(graph, node) if number in pairs), default=-1)

@@ -23,6 +23,7 @@ from llamadiff.ext.graph.graph import Graph, GraphNode
 from llamadiff.ext.port.alignment import (
     SAME,
     ByValue,
+    Order,
     Pairs,
     align,
     computed_before,
@@ -45,7 +46,7 @@ from llamadiff.trace import taps
 Array = NDArray[Any]
 ROUNDS = 8  # places one after another in a layer
 TRIED = 24  # ops that may stand in a node's place
-FED = ("GET_ROWS", "DUP")  # tokens, and what goes into an encoder
+INPUT = "DUP"  # the op of the node that stands for what goes into an encoder
 
 
 Edits = Callable[[Spot], Iterator[tuple[Cause, Mapping[int, Alter]]]]  # known bugs at a node
@@ -119,7 +120,9 @@ class LiningUp:
         self.parameters = {name: x.detach().float().numpy() for name, x in model.named_parameters()}
         self.ends = ends_of(graph, n_layer)
         self.parts = parts_of(graph, self.ends)
-        self.given = {layer: values[number] for number, layer in self.ends.items() if layer <= n_layer}
+        self.order = self._order()
+        self.given = {layer: self.order.of_model(values[number]) for number, layer in self.ends.items()
+                      if layer <= n_layer}  # fmt: skip
         self.logits = values[graph.nodes[-1].number].ravel()
         self.again, self.edits = Again(graph, weights), edits
         self.given_on: dict[int, Array] = {}  # what ends a part, mended: the next one reads llama.cpp's
@@ -193,11 +196,34 @@ class LiningUp:
             (self.given_on if number in self.ends else self.values)[number] = x
 
     def _aligned(self) -> Pairs:
-        return align(self.graph, {**self.values, **self.given_on}, self.known, self.ends)
+        return align(self.graph, {**self.values, **self.given_on}, self.known, self.ends, self.order)
+
+    def _order(self) -> Order:
+        """That of the rows of an encoder: what the first layer reads shows it, or what that is computed from."""
+        if not self._has_input():
+            return Order()
+        run = recorded(self.model, self.graph.tokens, {})
+        known, wanted = ByValue(run), run.ops[run.ends[0]].values
+        rows = wanted.size // wanted.shape[-1]
+        fed = {node.number for node in self._fed()}
+        for node in [node for node in reversed(self.parts[0]) if node.number in fed]:
+            own = self.values[node.number]
+            end = [wanted] if self.ends.get(node.number) == 0 else []
+            for op in (*end, *(run.ops[number].values for number in known.alike(own))):
+                if op.ndim > 1 and own.size == op.size and own.size // own.shape[-1] == rows:
+                    if own.shape[-1] == op.shape[-1] and distance(own.ravel(), op.ravel()) <= SAME:
+                        return Order()
+                    found = sorted_rows(own, op)
+                    if found is not None:
+                        return Order(found)
+        return Order()
 
     def _whole(self, choice: StandIn) -> Array:
         """What a node has, with what is chosen in its place."""
         return whole_of(choice.node, choice.given, self.values, self.graph)
+
+    def _has_input(self) -> bool:
+        return self.graph.nodes[0].op == INPUT
 
     def _counts(self) -> tuple[int, int, int]:
         nodes = {node.number: node for node in self._fed() if computes(node)}
@@ -208,8 +234,9 @@ class LiningUp:
     def _fed(self) -> Iterator[GraphNode]:
         """The nodes that are computed from what is fed: a state is there before any."""
         fed = set[int]()
+        begins = (INPUT,) if self._has_input() else ("GET_ROWS",)
         for node in self.graph.nodes:
-            if node.op in FED or fed & set(self.graph.reads(node)):
+            if node.op in begins or fed & set(self.graph.reads(node)):
                 fed.add(node.number)
                 yield node
 
@@ -333,7 +360,11 @@ class LiningUp:
         if node.number in self.ends:
             op = run.ops[run.ends[self.ends[node.number]]]
             same_size = op.values.size == own.size
-            return [StandIn(node, op, op.values.reshape(own.shape).astype(np.float32))] if same_size else []
+            if not same_size:
+                return []
+            is_last = self.ends[node.number] > len(run.ends) - 2
+            values = (Order() if is_last else self.order).of_node(op.values, own.shape)
+            return [StandIn(node, op, values.astype(np.float32))]
         sources = [self._own(self.graph.by_number[number]) for number in computed_before(self.graph, node)
                    if number in self.alignment.pairs]  # fmt: skip
         found, moved = [], self._moved(departure.part)
@@ -418,8 +449,7 @@ class LiningUp:
     def _is_known(self, number: int, values: Array, but: Collection[int] = ()) -> bool:
         """Whether a node's values are the model's, and not those of some ops alone."""
         if number in self.ends:
-            made = self.model_run.ops[self.model_run.ends[self.ends[number]]].values
-            return made.size == values.size and distance(values.ravel(), made.ravel()) <= SAME
+            return self.order.holds(values, self.model_run, self.ends[number])
         found = self.known.alike(seen_of(self.graph.by_number[number], values, self.graph))
         return not set(found) <= set(but)
 

@@ -355,7 +355,7 @@ class _Case:
     def _reading(self, op: TorchOp, source: GraphNode) -> str:
         """That an op of the model is read where the graph reads a node."""
         own, same = self._seen_in(source), self._node_like(op)
-        if same == own:
+        if same == own or source.number in self.nodes_of.get(op.number, ()):
             return f"has the values of {own} in another order"
         if same is not None:
             return f"reads {same} where llama.cpp's graph reads {own}"

@@ -19,6 +19,7 @@ from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.graph.graph import Graph, GraphNode, Leaf
 from llamadiff.ext.graph.node import Node
 from llamadiff.ext.graph.recorder import GraphRecorder
+from llamadiff.ext.port.lineup import INPUT
 from llamadiff.ext.port.stand_in import width_of, write_stand_in
 from llamadiff.ext.watch.watch_run import Bounds
 from llamadiff.ext.watch.watched_graph import FED, ProgramWeights, WatchedGraph
@@ -38,7 +39,6 @@ PLACES = ("", "bin", "build/bin", "lib", "bin/Release", "build/bin/Release")  # 
 GRAPHS = 16  # that are kept: the text model's are small, and a picture's tiles are one like the other
 LARGEST = 1 << 36  # bytes of a node: none is left out
 SENSES = {"image": "vision", "audio": "audio"}  # option -> what a projector file's keys call it
-INPUT = "DUP"  # the op of the node that stands for what was fed
 HALVES = ("f16", "bf16")
 MOST_LOG = 1 << 20  # bytes of what the program said
 
