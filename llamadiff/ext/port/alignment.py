@@ -54,17 +54,27 @@ class ByValue:
 
     def __init__(self, run: TorchRun) -> None:
         self.run = run
-        self._by_size: dict[int, list[tuple[int, float, Array]]] = {}
+        self._by_size: dict[int, list[tuple[int, float]]] = {}
+        self._sorted: dict[int, Array] = {}
         for op in run.ops:
-            own = profile(op.values)
-            self._by_size.setdefault(own.size, []).append((op.number, float(own @ own), own))
+            own = _finite(op.values)
+            self._by_size.setdefault(own.size, []).append((op.number, float(own @ own)))
 
     def alike(self, values: Array) -> list[int]:
         """The numbers of those that have the same values, in their order."""
-        own = profile(values)
+        own = _finite(values)
         size = float(own @ own)
-        near = [each for each in self._by_size.get(own.size, ()) if abs(each[1] - size) <= ROUGHLY * size]
-        return [number for number, _, other in near if is_same(own, other)]
+        near = [number for number, other in self._by_size.get(own.size, ()) if abs(other - size) <= ROUGHLY * size]
+        if not near:
+            return []
+        own.sort()
+        return [number for number in near if is_same(own, self._profile(number))]
+
+    def _profile(self, number: int) -> Array:
+        """An op's values in order; sorted when they are asked for, which few are."""
+        if number not in self._sorted:
+            self._sorted[number] = profile(self.run.ops[number].values)
+        return self._sorted[number]
 
 
 @dataclass(frozen=True)
@@ -160,8 +170,12 @@ def whole_of(node: GraphNode, seen: Array, values: Mapping[int, Array], graph: G
 
 def profile(values: Array) -> Array:
     """The same for any order: what is hidden (-inf) counts as zero, as it does where it was never computed."""
+    return np.sort(_finite(values))
+
+
+def _finite(values: Array) -> Array:
     flat = np.asarray(values, np.float64).ravel()
-    return np.sort(np.where(np.isfinite(flat), flat, 0.0))
+    return np.where(np.isfinite(flat), flat, 0.0)
 
 
 def read_by(graph: Graph, node: GraphNode) -> list[GraphNode]:

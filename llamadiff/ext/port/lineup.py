@@ -329,14 +329,20 @@ class LiningUp:
         """A node, and those after it that do no more than add or multiply a weight to what it gave."""
         yield node
         while True:
-            users = [other for other in self.graph.nodes if node.number in self.graph.reads(other) and computes(other)]
+            users = [other for other in self.graph.nodes if computes(other) and node.number in self._read_by(other)]
             if len(users) != 1 or users[0].op not in ("ADD", "MUL", "ADD_ID"):
                 return
-            beside = [number for number in users[0].sources if number is not None and number != node.number]
+            beside = [number for number in users[0].sources if number is not None and number != node.number
+                      and number not in self.graph.by_number]  # fmt: skip
+            beside += self._read_by(users[0]) - {node.number}
             if not all(number in self.graph.leaves for number in beside):
                 return
             node = users[0]
             yield node
+
+    def _read_by(self, node: GraphNode) -> set[int]:
+        """What a node reads: of an encoder's through what only looks, as the patches' bias is after a transposition."""
+        return computed_before(self.graph, node) if self._has_input() else set(self.graph.reads(node))
 
     def _departed(self, departure: Departure, chosen: StandIn | None) -> Departed:
         nodes = tuple(self._chain(departure.node))

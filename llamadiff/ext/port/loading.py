@@ -159,11 +159,7 @@ def kept_by_values(model: Any, file: ModelFile) -> tuple[str, ...]:
 
 
 def _is_held(values: Any, tensors: Tensors) -> bool:
-    """Whether the file has a matrix, as one tensor or in two or three parts."""
-    x = values.detach().float().numpy()
-    cuts = [np.split(x, count, axis) for count in (2, 3) for axis in range(x.ndim) if x.shape[axis] == count or (
-        axis == 0 and x.shape[0] % count == 0)]  # fmt: skip
-    return bool(tensors.holding(x)) or any(all(tensors.holding(part) for part in parts) for parts in cuts)
+    return tensors.is_kept(values.detach().float().numpy())
 
 
 def check_vocabulary(model: Any, tokens: tuple[int, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamadiff.engines.model_file import ModelFile
-from llamadiff.ext.graph.graph import Graph, GraphNode, Leaf
+from llamadiff.ext.graph.graph import VIEWS, Graph, GraphNode, Leaf
 from llamadiff.ext.graph.node import Node
-from llamadiff.ext.graph.recorder import GraphRecorder
+from llamadiff.ext.graph.recorder import UNNAMED, GraphRecorder
 from llamadiff.ext.port.lineup import INPUT
 from llamadiff.ext.port.stand_in import width_of, write_stand_in
 from llamadiff.ext.watch.watch_run import Bounds
@@ -40,6 +41,8 @@ GRAPHS = 16  # that are kept: the text model's are small, and a picture's tiles 
 LARGEST = 1 << 36  # bytes of a node: none is left out
 SENSES = {"image": "vision", "audio": "audio"}  # option -> what a projector file's keys call it
 HALVES = ("f16", "bf16")
+_WEIGHT = re.compile(r"\.(weight|bias)$")
+_LAYERED = re.compile(r"[va]\.blk\.([0-9]{1,4})\.(.+)")
 MOST_LOG = 1 << 20  # bytes of what the program said
 
 
@@ -184,8 +187,31 @@ class _Recorder(GraphRecorder):
                 self.given.pop(number, None)
             elif leaf["name"] in held.weights:  # made while the file was read
                 self.given[number] = np.asarray(held.weights.whole(leaf["name"]), np.float32).reshape(shape)
+        self._name_nodes()
         rows = max((size for node in self.nodes for size in node["shape"]), default=1)
         return Graph.unpacked(self.packed([*range(rows)], {}))
+
+
+    def _name_nodes(self) -> None:
+        """Nodes that clip.cpp gives no name are called as the weight that they read, or as what attention does there."""
+        weights, layer = {leaf["number"]: leaf["name"] for leaf in self.leaves}, ""
+        soft = {node["number"] for node in self.nodes if node["op"] == "SOFT_MAX"}
+        scores = {source for node in self.nodes if node["op"] == "SOFT_MAX" for source in node["sources"][:1]}
+        for node in self.nodes:
+            read = next((weights[number] for number in node["sources"] if _WEIGHT.search(weights.get(number, ""))), None)
+            if node["op"] in VIEWS or (node["op"] == "CONT" and node["sources"][0] in weights):
+                weights |= {node["number"]: weights[each] for each in node["sources"][:1] if each in weights}
+                continue
+            stem = None if read is None else _WEIGHT.sub("", read)
+            match = None if stem is None else _LAYERED.match(stem)
+            layer = match[1] if match is not None else layer
+            name = stem if match is None else f"{match[2]}-{layer}"
+            if name is None and node["number"] in scores:
+                name = f"attn_scores-{layer}"
+            elif name is None and (node["number"] in soft or not soft.isdisjoint(node["sources"])):
+                name = f"attn_probs-{layer}" if node["number"] in soft else f"attn_values-{layer}"
+            if name is not None and node["name"].startswith(UNNAMED):
+                node["name"] = name
 
 
 class _Kept(WatchedGraph):

@@ -21,6 +21,7 @@ from llamadiff.ext.port.places import Apart, Reasons, joined, places_of
 from llamadiff.ext.port.projector_graph import SENSES, projector_graph
 from llamadiff.ext.port.projector_keys import other_keys
 from llamadiff.ext.port.projector_model import config_of, projector_model
+from llamadiff.ext.port.projector_tensors import with_tensors
 from llamadiff.ext.port.run import Port
 from llamadiff.ext.port.sides import Blame, side_of, unstated
 from llamadiff.ext.port.tensors import Tensors
@@ -77,6 +78,7 @@ def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings
             for place in joined(places_of(found.departed, causes, reasons.of))
         ]
         places = with_faults(places, faults, graph.graph, file.tensors)
+        places = with_tensors(places, lining, found.departed, tensors)
         misplaced = reasons.misplaced
     told = [side_of(place.name, place.says, place.text, (), {name: x}, "") for place in places for name, x in unsaid.items()]
     unsaid = unsaid if any(told) else {}  # most are in llama.cpp's code, and need no key

@@ -31,6 +31,12 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "softcap": ("TANH", "SCALE", "SOFT_MAX"), "scale": ("SCALE", "ADD", "SOFT_MAX", "GET_ROWS", "MUL_MAT"),
     "clamp": ("CLAMP",), "pooling": ("result_embd_pooled",),
 }  # fmt: skip
+EYES_SHOW: dict[str, tuple[str, ...]] = {  # and of keys of a projector file
+    "epsilon": ("NORM",), "head_count": ("MUL_MAT", "SOFT_MAX", "ROPE"), "use_": ("GELU", "SILU", "SWIGLU"),
+    "scale_factor": ("MUL_MAT", "POOL", "RESHAPE", "NORM"), "merge": ("MUL_MAT", "RESHAPE", "NORM"),
+    "window": ("SOFT_MAX",), "wa_pattern": ("SOFT_MAX",), "deepstack": ("CONCAT", "ADD"), "patch_size": ("MUL_MAT", "IM2COL"),
+}  # fmt: skip
+EYES = "clip."
 KEYLESS = ("rope-yarn-unrounded",)  # known bugs by which a model may part from llama.cpp, and no key can say so
 UNUSED = ("initializer", "dropout", "pdrop", "_std", "aux_loss")  # of training alone
 
@@ -146,7 +152,8 @@ def side_of(place: str, says: str, line: str, keys: Iterable[str], numbers: Mapp
 
 def shows_at(name: str, place: str) -> bool | None:
     """Whether what a key or a number says shows at a place; None where its name does not tell."""
-    found = [any(where in place for where in ops) for word, ops in SHOWS.items() if word in name]
+    known = EYES_SHOW if name.startswith(EYES) else SHOWS
+    found = [any(where in place for where in ops) for word, ops in known.items() if word in name]
     return any(found) if found else None
 
 

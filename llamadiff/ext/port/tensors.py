@@ -86,11 +86,18 @@ class Tensors:
 
     def usual_name(self, parameter: str) -> str | None:
         """What llama.cpp's converters call a parameter."""
-        return self._usual_names(parameter)
+        whole = parameter.replace("vision_tower.", "vision_tower.vision_model.")  # as checkpoints have it
+        return self._usual_names(parameter) or self._usual_names(whole)
 
     @cached_property
     def _usual_names(self) -> Callable[[str], str | None]:
         return usual_names(self.architecture, len(self.layers))
+
+    def is_kept(self, parameter: Array) -> bool:
+        """Whether a parameter's numbers are in the file, in one tensor or in two or three parts."""
+        cuts = [np.split(parameter, count, axis) for count in (2, 3) for axis in range(parameter.ndim)
+                if parameter.shape[axis] == count or (axis == 0 and parameter.shape[0] % count == 0)]  # fmt: skip
+        return bool(self.holding(parameter)) or any(all(self.holding(part) for part in parts) for parts in cuts)
 
     def differing(self, nodes: Sequence[GraphNode], graph: Graph, layer: int | None) -> str | None:
         """What the file has otherwise than the model, of the tensors that some nodes read; None where none is seen.

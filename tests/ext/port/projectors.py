@@ -18,7 +18,7 @@ EYE = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_
        "image_size": 56, "vision_use_head": False}  # fmt: skip
 MEAN = {"image_mean": [0.48, 0.45, 0.4], "image_std": [0.27, 0.26, 0.28]}
 WHISPER = {
-    "d_model": 48, "encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 80, "num_mel_bins": 80,
+    "d_model": 24, "encoder_layers": 3, "encoder_attention_heads": 2, "encoder_ffn_dim": 40, "num_mel_bins": 80,
     "max_source_positions": 1500,
 }  # fmt: skip
 
@@ -82,8 +82,8 @@ SENSES = {
                     {"downsample_factor": 2, "projector_hidden_size": 96}, {"encoder_patch_size": 16}),
     "voxtral": Sense("VoxtralForConditionalGeneration",
                      {"text": {**TEXT, "head_dim": 16},
-                      "audio": {"hidden_size": 48, "intermediate_size": 192, "num_hidden_layers": 3,
-                                "num_attention_heads": 4, "num_mel_bins": 128, "max_source_positions": 1500,
+                      "audio": {"hidden_size": 24, "intermediate_size": 96, "num_hidden_layers": 3,
+                                "num_attention_heads": 2, "num_mel_bins": 128, "max_source_positions": 1500,
                                 "head_dim": 12}}, {"projector_hidden_act": "gelu"}, {}, True),
     "qwen2audio": Sense("Qwen2AudioForConditionalGeneration",
                         {"text": {**TEXT, "model_type": "qwen2"}, "audio": {**WHISPER, "num_mel_bins": 128}}, {}, {}, True),

@@ -1,0 +1,61 @@
+"""Places of a projector's graph where the file's tensors are to blame: exchanged, lost, or with other values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from llamadiff.ext.port.lineup import Departed, LiningUp
+from llamadiff.ext.port.places import Apart
+from llamadiff.ext.port.sides import FILE
+from llamadiff.ext.port.tensors import Tensors, read_by_nodes
+
+FIRST = 4  # of the model's ops at a place where none was shown to stand, that are looked at
+
+
+def with_tensors(
+    places: Iterable[Apart], lining: LiningUp, departed: Sequence[Departed], tensors: Tensors
+) -> list[Apart]:
+    """Places with what of the file's tensors shows there: where nothing else was found of the file."""
+    exchanged = _Exchanged(tensors)
+    lost = {name for name, x in lining.parameters.items() if x.size > 1 and not tensors.is_kept(x)}
+    found = []
+    for place in places:
+        own = [each for each in departed if _is_of(each, place)] if place.fault is None else []
+        says = next((says for each in own if (says := exchanged.at(each, lining)) is not None), None)
+        gone = next((name for each in own for name in _read(each) if name in lost), None)
+        if says is None and gone is not None:
+            says = f"no tensor has the values of {gone}"
+        found.append(place if says is None else replace(place, fault=says, side=FILE))
+    return found
+
+
+class _Exchanged:
+    """Parameters that lie under another tensor's name than converters give them."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+        self._known: dict[int | None, dict[str, str]] = {}
+
+    def at(self, each: Departed, lining: LiningUp) -> str | None:
+        """What is said of a tensor that a place's nodes read."""
+        layer = each.departure.layer
+        if layer not in self._known:
+            said = self.tensors.misplaced(layer)
+            self._known[layer] = {says.split(" ", 3)[2]: says for says in said}
+        for name in read_by_nodes(each.place.nodes, lining.graph):
+            if name in self._known[layer]:
+                return self._known[layer][name].removeprefix("the file's ")
+        return None
+
+
+def _is_of(each: Departed, place: Apart) -> bool:
+    numbers = {node.number for node in place.nodes}
+    return bool(numbers & {each.departure.node.number, *(node.number for node in each.place.nodes)})
+
+
+def _read(each: Departed) -> list[str]:
+    """The parameters that the model reads at a place."""
+    last = each.op.number if each.op is not None else None
+    ops = [op for op in each.departure.ops if last is None or op.number <= last]
+    return [name for op in (ops if last is not None else ops[:FIRST]) for name in op.weights]
