@@ -120,6 +120,7 @@ class LiningUp:
         self.parameters = {name: x.detach().float().numpy() for name, x in model.named_parameters()}
         self.ends = ends_of(graph, n_layer)
         self.parts = parts_of(graph, self.ends)
+        self._before = dict[int, set[int]]()
         self.order = self._order()
         self.given = {layer: self.order.of_model(values[number]) for number, layer in self.ends.items()
                       if layer <= n_layer}  # fmt: skip
@@ -342,7 +343,11 @@ class LiningUp:
 
     def _read_by(self, node: GraphNode) -> set[int]:
         """What a node reads: of an encoder's through what only looks, as the patches' bias is after a transposition."""
-        return computed_before(self.graph, node) if self._has_input() else set(self.graph.reads(node))
+        if not self._has_input():
+            return {*self.graph.reads(node)}
+        if node.number not in self._before:
+            self._before[node.number] = computed_before(self.graph, node)
+        return self._before[node.number]
 
     def _departed(self, departure: Departure, chosen: StandIn | None) -> Departed:
         nodes = tuple(self._chain(departure.node))

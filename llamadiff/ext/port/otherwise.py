@@ -377,11 +377,20 @@ class _Case:
         same, made = self._node_like(op), self._made_of(op)
         if same is not None:
             return same
+        shown = self._shown_by(op) if made is None and op.looks else None
+        if shown is not None:
+            return f"a part of {shown}"
         return f"what {op.name} gives{_at(op)}" if made is None else f"what {made[1]} of {made[0]} gives{_at(op)}"
+
+    def _shown_by(self, op: TorchOp) -> str | None:
+        """The node whose values an op shows some of."""
+        while op.looks and op.number not in self.nodes_of and len(op.inputs) == 1:
+            op = self.run.ops[op.inputs[0]]
+        return name_of(self.graph.by_number[self.nodes_of[op.number][0]]) if op.number in self.nodes_of else None
 
     def _node_like(self, op: TorchOp) -> str | None:
         """What has an op's values: what the layer reads, or a node."""
-        if op.number == self.first and self.place.departure.part > 0:
+        if op.number == self.first and 0 < self.place.departure.part < len(self.run.ends) - 1:
             return "the layer's input"
         same = [node for like in self.known.alike(op.values) for node in self.nodes_of.get(like, ())]
         return name_of(self.graph.by_number[same[0]]) if same else None

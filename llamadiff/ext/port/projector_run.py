@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How
@@ -55,7 +56,7 @@ def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings
     with config_read() as read:
         model = projector_model(checkpoint, media.sense, run.graph.given[_fed_leaf(run.graph)], n_layer)
         quantized = kept_by_values(model, file)
-        graph = GraphModel(path, run.graph, weights=file.weights)
+        graph = ProjectorModel(path, run.graph, SENSES[media.sense], file)
         how.progress("computing llama.cpp's graph")
         values = node_values(graph.graph, graph.weights)
         how.progress("lining up the model with it")
@@ -74,22 +75,38 @@ def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings
         reasons = Reasons(lining, graph.graph, tensors, None)
         blame = Blame(tuple(each.where for each in faults), unsaid, None, is_own, {})
         places = [
-            replace(place, side=reasons.side(place, blame.of(place.name, place.says, place.text, place.layers)))
+            replace(place, side=reasons.side(place, blame.of(place.name, _own(place.says), place.text, place.layers)))
             for place in joined(places_of(found.departed, causes, reasons.of))
         ]
         places = with_faults(places, faults, graph.graph, file.tensors)
         places = with_tensors(places, lining, found.departed, tensors)
         misplaced = reasons.misplaced
-    told = [side_of(place.name, place.says, place.text, (), {name: x}, "") for place in places for name, x in unsaid.items()]
+    told = [side_of(place.name, _own(place.says), place.text, (), {name: x}, "") for place in places for name, x in unsaid.items()]
     unsaid = unsaid if any(told) else {}  # most are in llama.cpp's code, and need no key
     shown = {place.fault.partition(" (and ")[0] for place in places if place.fault is not None}
     same_end = last is graph.graph.nodes[-1]
     own = distance(run.own.ravel(), values[last.number].ravel()) if same_end else float("nan")
     return Port(
-        {**file.describe(), "layers": n_layer}, type(model).__name__, (), {"name": run.by, "version": run.by},
+        graph.describe(), type(model).__name__, (), {"name": run.by, "version": run.by},
         places, found, found.logits, own, [key for key in said(faults) or misplaced if key not in shown], unsaid, None,
         quantized, fed=_fed_words(run.graph, media, run.parts),
     )  # fmt: skip
+
+
+class ProjectorModel(GraphModel):
+    """A projector file and a recorded graph of it; ``sense`` is what its keys call it."""
+
+    def __init__(self, path: Path, graph: Graph, sense: str, file: ModelFile) -> None:
+        self.sense = sense
+        super().__init__(path, graph, weights=file.weights)
+
+    def hyper_parameter(self, key: str) -> Any:
+        return self.weights.fields.get(f"clip.{self.sense}.{key}")
+
+
+def _own(says: str) -> str:
+    """What is said of the model alone: a number of llama.cpp's tells nothing of the file."""
+    return re.split(r"[,;] (?:where )?llama\.cpp", says, maxsplit=1)[0]
 
 
 def _check_is_projector(file: ModelFile, sense: str) -> None:

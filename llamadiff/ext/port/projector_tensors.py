@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from llamadiff.ext.port.alignment import reached
 from llamadiff.ext.port.lineup import Departed, LiningUp
 from llamadiff.ext.port.places import Apart
 from llamadiff.ext.port.sides import FILE
 from llamadiff.ext.port.tensors import Tensors, read_by_nodes
-
-FIRST = 4  # of the model's ops at a place where none was shown to stand, that are looked at
 
 
 def with_tensors(
@@ -23,7 +22,7 @@ def with_tensors(
     for place in places:
         own = [each for each in departed if _is_of(each, place)] if place.fault is None else []
         says = next((says for each in own if (says := exchanged.at(each, lining)) is not None), None)
-        gone = next((name for each in own for name in _read(each) if name in lost), None)
+        gone = next((name for each in own for name in _read(each, lining) if name in lost), None)
         if says is None and gone is not None:
             says = f"no tensor has the values of {gone}"
         found.append(place if says is None else replace(place, fault=says, side=FILE))
@@ -54,8 +53,10 @@ def _is_of(each: Departed, place: Apart) -> bool:
     return bool(numbers & {each.departure.node.number, *(node.number for node in each.place.nodes)})
 
 
-def _read(each: Departed) -> list[str]:
-    """The parameters that the model reads at a place."""
-    last = each.op.number if each.op is not None else None
-    ops = [op for op in each.departure.ops if last is None or op.number <= last]
-    return [name for op in (ops if last is not None else ops[:FIRST]) for name in op.weights]
+def _read(each: Departed, lining: LiningUp) -> list[str]:
+    """The parameters that the model reads at a place, on the way to what stands there."""
+    if each.op is None:
+        return []
+    ops = lining.model_run.ops
+    before = reached([each.op.number], lambda number: ops[number].inputs)
+    return [name for op in each.departure.ops if op.number in before for name in op.weights]

@@ -88,7 +88,6 @@ FILES: dict[str, Mistake] = {
     "frame twice": Mistake("qwen2vl", _copied("v.patch_embd.weight", "v.patch_embd.weight.1"), "MUL_MAT", "", FILE),
     "kernel reversed": Mistake("qwen2audio", _made("a.conv1d.1.weight", lambda x: x[..., ::-1]), "MUL_MAT", "", FILE),
     "projector scaled": Mistake("smolvlm", _made("mm.model.fc.weight", lambda x: x * 1.01), "MUL_MAT", "", FILE),
-    "deepstack moved": Mistake("qwen3vl", _key("clip.vision.is_deepstack_layers", [True, False, True]), "", "", FILE),
 }  # fmt: skip
 
 
@@ -96,7 +95,7 @@ def _activation(kind: str) -> Callable[..., None]:
     def edit(model: Any) -> None:
         from transformers.activations import ACT2FN
 
-        for _, module in model.named_modules():
+        for _, module in [*model.named_modules()]:
             if hasattr(module, "activation_fn") or hasattr(module, "act"):
                 setattr(module, "activation_fn" if hasattr(module, "activation_fn") else "act", ACT2FN[kind])
 
