@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Port(Slice):
     """A checkpoint's own code against llama.cpp's graph of the file that was made of it."""
 
-    needs = ("explain", "file", "graph", "prompt", "pytorch")
+    needs = ("explain", "file", "graph", "prompt", "pytorch", "watch")
 
     def commands(self) -> Sequence[Command]:
         from llamadiff.ext.port.cli import COMMANDS

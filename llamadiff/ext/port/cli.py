@@ -27,7 +27,17 @@ def port(
             metavar="CHECKPOINT",
         ),
     ],
-    prompt: Prompt = None, tokens: Tokens = None, n_predict: NPredict = 0, llama_cpp: LlamaCpp = None,
+    prompt: Prompt = None, tokens: Tokens = None, n_predict: NPredict = 0,
+    image: Annotated[
+        Path | None,
+        typer.Option(help="Of a projector file (mmproj.gguf): the picture that both sides see.", metavar="FILE",
+                     show_default=False),
+    ] = None,
+    audio: Annotated[
+        Path | None,
+        typer.Option(help="Of a projector file: the sound that both hear.", metavar="FILE", show_default=False),
+    ] = None,
+    llama_cpp: LlamaCpp = None,
     *, reports: Reports,
 ) -> None:  # fmt: skip
     """Compare llama.cpp's graph with the checkpoint's own code.
@@ -35,14 +45,20 @@ def port(
     The first ops that part, and why."""
     from llamadiff.engines.run_spec import How
     from llamadiff.ext.port.page import print_port
+    from llamadiff.ext.port.projector_run import media_of, port_projector
     from llamadiff.ext.port.run import port as run_port
     from llamadiff.report.status_line import progress
     from llamadiff.report.terminal.report import make_console
 
     asked = RunOptions(prompt, tokens, n_predict=n_predict, llama_cpp=llama_cpp)
-    refuse_collisions([("the model", model), ("the checkpoint", Path(checkpoint)), *asked.files], reports.output_files)
+    media = media_of(image, audio, is_asked=bool(prompt or tokens or n_predict))
+    seen = [] if media is None else [("the media file", media.path)]
+    named = [("the model", model), ("the checkpoint", Path(checkpoint)), *seen, *asked.files]
+    refuse_collisions(named, reports.output_files)
     with progress() as shown:
-        found = run_port(model, checkpoint, asked.run(), How(progress=shown))
+        how = How(progress=shown)
+        found = (run_port(model, checkpoint, asked.run(), how) if media is None
+                 else port_projector(model, checkpoint, media, asked.settings, how))  # fmt: skip
     reports.write(found, lambda each: print_port(each, make_console()))
     finish(found.verdict)
 
@@ -103,6 +119,7 @@ COMMANDS = (
         (
             'llamadiff port model.gguf checkpoint/ "Once upon a time"',
             'llamadiff port model.gguf model.py:load "Once" --llama-cpp ../llama.cpp',
+            "llamadiff port mmproj.gguf checkpoint/ --image cat.png --llama-cpp ../llama.cpp/build",
         ),
     ),
     Command(

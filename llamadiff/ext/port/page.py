@@ -151,7 +151,7 @@ def as_json(found: Port) -> str:
         "prompt": found.prompt, "checkpoint_ids": found.other_ids, "baseline": found.baseline,
         "nodes": {"all": found.lineup.nodes, "aligned": found.lineup.aligned, "inside": found.lineup.inside},
         "logits": found.logits, "own_logits": found.own,
-        "end": found.end, "quantized": found.quantized, "mended": found.lineup.mended,
+        "end": found.end, "fed": found.fed, "quantized": found.quantized, "mended": found.lineup.mended,
         "steps": None if found.steps is None else {"verdict": found.steps.verdict, "headline": found.steps.headline},
         "keys": found.keys, "concerns": found.concerns, "unsaid": found.unsaid, "third_opinion": found.opinion,
         "places": [_place(place) for place in found.places],

@@ -45,6 +45,17 @@ class Media:
     path: Path
 
 
+def media_of(image: Path | None, audio: Path | None, is_asked: bool) -> Media | None:
+    """What is looked at or listened to, if anything is. Raises UserError for more than one; ``is_asked``: a prompt is."""
+    given = {"image": image, "audio": audio}
+    found = [Media(sense, path) for sense, path in given.items() if path is not None]
+    if len(found) > 1:
+        raise UserError(f"--image {image} and --audio {audio}: give one of them; each is an encoder of its own")
+    if found and is_asked:
+        raise UserError(f"--{found[0].sense} {found[0].path}: a projector is given no prompt and no tokens; leave them out")
+    return found[0] if found else None
+
+
 def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings, how: How) -> Port:
     """Line up the part of a checkpoint that sees or hears with llama.cpp's graph of its file. Raises UserError."""
     file, is_own = ModelFile(path, settings=replace(settings, lora="")), is_function(checkpoint)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ext.port.projectors import EPSILON
 
 FILE, GRAPH = "the file", "llama.cpp's graph"
 
@@ -69,7 +70,6 @@ def _copied(one: str, other: str) -> Callable[..., None]:
     return edit
 
 
-EPSILON = "clip.vision.attention.layer_norm_epsilon"
 FILES: dict[str, Mistake] = {
     "epsilon": Mistake("gemma3", _key(EPSILON, 1e-3), "NORM", "", FILE),
     "epsilon of an ear": Mistake("qwen2audio", _key(EPSILON.replace("vision", "audio"), 1e-3), "NORM", "", FILE),

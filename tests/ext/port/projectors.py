@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gguf
-from models.gguf_file import finish
+from models.gguf_file import finish, write_gguf
 
 TEXT = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -41,6 +42,7 @@ def _qwen(**more: Any) -> dict[str, Any]:
             "temporal_patch_size": 2, "in_channels": 3, **more}  # fmt: skip
 
 
+EPSILON = "clip.vision.attention.layer_norm_epsilon"
 ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
 SENSES = {
     "gemma3": Sense("Gemma3ForConditionalGeneration", {"text": {**TEXT, "head_dim": 16}, "vision": EYE},
@@ -174,3 +176,29 @@ def write_llava(checkpoint: Path, path: Path) -> Path:
             writer.add_tensor(own, x)
     finish(writer)
     return path
+
+
+def write_smolvlm(checkpoint: Path, path: Path, changed: Callable[[dict[str, Any], dict[str, Any]], None] | None = None) -> Path:
+    """The file of a SmolVLM, as llama.cpp's converter makes it, without llama.cpp; ``changed`` puts a mistake into it."""
+    from safetensors.numpy import load_file
+
+    about = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    eye = about["vision_config"]
+    fields: dict[str, Any] = {
+        "clip.has_vision_encoder": True, "clip.projector_type": "idefics3", "clip.use_gelu": True,
+        "clip.vision.projection_dim": about["text_config"]["hidden_size"], "clip.vision.image_size": eye["image_size"],
+        "clip.vision.patch_size": eye["patch_size"], "clip.vision.embedding_length": eye["hidden_size"],
+        "clip.vision.feed_forward_length": eye["intermediate_size"],
+        "clip.vision.block_count": eye["num_hidden_layers"],
+        "clip.vision.attention.head_count": eye["num_attention_heads"],
+        EPSILON: (eye["layer_norm_eps"], gguf.GGUFValueType.FLOAT32, None),
+        "clip.vision.projector.scale_factor": about["scale_factor"], "clip.vision.image_mean": MEAN["image_mean"],
+        "clip.vision.image_std": MEAN["image_std"],
+    }  # fmt: skip
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, eye["num_hidden_layers"])
+    found = {names.get_name(name, (".weight", ".bias")): x for name, x in load_file(checkpoint / "model.safetensors").items()
+             if "vision_model" in name or "connector" in name}  # fmt: skip
+    tensors: dict[str, Any] = {str(name): (x, None) for name, x in found.items()}
+    if changed is not None:
+        changed(fields, tensors)
+    return write_gguf(path, fields, tensors, arch="clip")

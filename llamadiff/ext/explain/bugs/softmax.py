@@ -23,6 +23,11 @@ def _is_attention(site: Site) -> bool:
     return site.number(1) is not None
 
 
+def _is_scaled(site: Site) -> bool:
+    """An encoder's attention has no mask: its scale tells it from a router's softmax."""
+    return _is_attention(site) or float(site.floats[0]) != 1.0
+
+
 def _n(site: Site) -> int:
     return len(site.case.run.tokens)
 
@@ -32,7 +37,7 @@ def _n(site: Site) -> int:
 )
 def attention_scale(site: Site) -> Iterator[Edit]:
     """The attention scale is missing, applied twice, or of the wrong size: d_model, or d_model / kv heads."""
-    if not _is_attention(site):
+    if not _is_scaled(site):
         return
     own, embd = float(site.floats[0]), site.case.run.model.sizes["embd"]
     kv = site.case.run.model.sizes["kv_head"]
@@ -59,7 +64,7 @@ def _scale_fix(own: float) -> str:
 )
 def attention_scale_other(site: Site) -> Iterator[Constant]:
     """The attention scale is some other number."""
-    if _is_attention(site):
+    if _is_scaled(site):
         own = float(site.floats[0])
         familiar = tuple(value for value in SCORE_SCALE.familiar if not math.isclose(value, own, rel_tol=1e-6))
         yield Constant(lambda value: with_float(p0=value), SCORE_SCALE, own, familiar, fix=_scale_fix(own))
