@@ -62,11 +62,11 @@ def _both(one: Apart, other: Apart) -> Apart:
 def _shows(fault: Oddity, place: Apart, graph: Graph, tensors: set[str]) -> bool:
     if fault.where not in tensors and shows_at(fault.where, place.name):
         return True
-    read = {name for node in place.nodes for name in _nearest(node, graph, tensors)}
+    read = {name for node in place.nodes for name in nearest(node, graph, tensors)}
     return fault.where in read or any(name in fault.says for name in read if fault.where not in tensors)
 
 
-def _nearest(node: GraphNode, graph: Graph, tensors: set[str]) -> Iterator[str]:
+def nearest(node: GraphNode, graph: Graph, tensors: set[str]) -> Iterator[str]:
     """The tensors that a node reads; of one that reads none, those that what it computes from does."""
     left, seen = [node], set[int]()
     while left:

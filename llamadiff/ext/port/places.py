@@ -85,7 +85,11 @@ class Apart:
         if len(self.layers) < 2:
             return says
         layer = self.layers[0]
-        given = rf"\b({taps.RESIDUAL}|{EYES})-{layer - 1}\b" if layer else r"\b(embd|inp_embd|inpL|inp_scaled|pos_embed|pre_ln|patch_bias)\b"
+        given = (
+            rf"\b({taps.RESIDUAL}|{EYES})-{layer - 1}\b"
+            if layer
+            else r"\b(embd|inp_embd|inpL|inp_scaled|pos_embed|pre_ln|patch_bias)\b"
+        )
         says = re.sub(given, "the layer's input", says)
         without = re.sub(rf"(?<=[A-Za-z_])(?<![0-9]e)-{layer}\b", "", says)
         return re.sub(rf"\.{layer}\.", ".{i}.", without)

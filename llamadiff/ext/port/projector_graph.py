@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -191,14 +190,15 @@ class _Recorder(GraphRecorder):
         rows = max((size for node in self.nodes for size in node["shape"]), default=1)
         return Graph.unpacked(self.packed([*range(rows)], {}))
 
-
     def _name_nodes(self) -> None:
         """Nodes that clip.cpp gives no name are called as the weight that they read, or as what attention does there."""
         weights, layer = {leaf["number"]: leaf["name"] for leaf in self.leaves}, ""
         soft = {node["number"] for node in self.nodes if node["op"] == "SOFT_MAX"}
         scores = {source for node in self.nodes if node["op"] == "SOFT_MAX" for source in node["sources"][:1]}
         for node in self.nodes:
-            read = next((weights[number] for number in node["sources"] if _WEIGHT.search(weights.get(number, ""))), None)
+            read = next(
+                (weights[number] for number in node["sources"] if _WEIGHT.search(weights.get(number, ""))), None
+            )
             if node["op"] in VIEWS or (node["op"] == "CONT" and node["sources"][0] in weights):
                 weights |= {node["number"]: weights[each] for each in node["sources"][:1] if each in weights}
                 continue
@@ -236,4 +236,3 @@ def with_input(graph: Graph) -> tuple[Graph, GraphNode]:
     leaves[number] = Leaf(number, f"{leaf.name} (given)", leaf.kind, leaf.shape)
     node = GraphNode(leaf.number, leaf.name, leaf.name, INPUT, leaf.kind, leaf.shape, bytes(64), (number,), None)
     return replace(graph, nodes=(node, *graph.nodes), leaves=leaves, given=given), node
-

@@ -34,10 +34,11 @@ def other_keys(file: ModelFile, config: Mapping[str, Any], sense: str) -> Iterat
     for key, names in NAMES.items():
         whole = f"clip.{SENSES[sense]}.{key}"
         value = file.weights.fields.get(whole)
-        wanted = next((x for part in numbers_in(config, sense) for name in names if _is_number(x := part.get(name))), None)
+        wanted = next(
+            (x for part in numbers_in(config, sense) for name in names if _is_number(x := part.get(name))), None
+        )
         if _is_number(value) and wanted is not None and not np.isclose(value, wanted, rtol=ALIKE, atol=0):
             yield Oddity(whole, f"is {value:g}; config.json has {wanted:g}", "metadata")
-
 
     yield from _other_choices(file, config, sense)
 

@@ -6,7 +6,6 @@ import inspect
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
-from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -22,7 +22,7 @@ from llamadiff.ext.port.places import Apart, Reasons, joined, places_of
 from llamadiff.ext.port.projector_graph import SENSES, projector_graph
 from llamadiff.ext.port.projector_keys import other_keys
 from llamadiff.ext.port.projector_model import config_of, projector_model
-from llamadiff.ext.port.projector_tensors import with_tensors
+from llamadiff.ext.port.projector_tensors import THE_FILES, with_tensors
 from llamadiff.ext.port.run import Port
 from llamadiff.ext.port.sides import Blame, side_of, unstated
 from llamadiff.ext.port.tensors import Tensors
@@ -52,7 +52,9 @@ def media_of(image: Path | None, audio: Path | None, is_asked: bool) -> Media | 
     if len(found) > 1:
         raise UserError(f"--image {image} and --audio {audio}: give one of them; each is an encoder of its own")
     if found and is_asked:
-        raise UserError(f"--{found[0].sense} {found[0].path}: a projector is given no prompt and no tokens; leave them out")
+        raise UserError(
+            f"--{found[0].sense} {found[0].path}: a projector is given no prompt and no tokens; leave them out"
+        )
     return found[0] if found else None
 
 
@@ -92,14 +94,18 @@ def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings
         places = with_faults(places, faults, graph.graph, file.tensors)
         places = with_tensors(places, lining, found.departed, tensors)
         misplaced = reasons.misplaced
-    told = [side_of(place.name, _own(place.says), place.text, (), {name: x}, "") for place in places for name, x in unsaid.items()]
+    told = [
+        side_of(place.name, _own(place.says), place.text, (), {name: x}, "")
+        for place in places
+        for name, x in unsaid.items()
+    ]
     unsaid = unsaid if any(told) else {}  # most are in llama.cpp's code, and need no key
     shown = {place.fault.partition(" (and ")[0] for place in places if place.fault is not None}
     same_end = last is graph.graph.nodes[-1]
     own = distance(run.own.ravel(), values[last.number].ravel()) if same_end else float("nan")
     return Port(
         graph.describe(), type(model).__name__, (), {"name": run.by, "version": run.by},
-        places, found, found.logits, own, [key for key in said(faults) or misplaced if key not in shown], unsaid, None,
+        places, found, found.logits, own, [key for key in said(faults) or misplaced if key.removeprefix(THE_FILES) not in shown], unsaid, None,
         quantized, fed=_fed_words(run.graph, media, run.parts),
     )  # fmt: skip
 

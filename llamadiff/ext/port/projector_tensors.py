@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from llamadiff.ext.port.alignment import reached
+from llamadiff.ext.port.faults import nearest
 from llamadiff.ext.port.lineup import Departed, LiningUp
 from llamadiff.ext.port.places import Apart
 from llamadiff.ext.port.sides import FILE
 from llamadiff.ext.port.tensors import Tensors, read_by_nodes
+
+THE_FILES = "the file's "
 
 
 def with_tensors(
@@ -42,10 +45,10 @@ class _Exchanged:
         if layer not in self._known:
             said = self.tensors.misplaced(layer)
             self._known[layer] = {says.split(" ", 3)[2]: says for says in said}
-        for name in read_by_nodes(each.place.nodes, lining.graph):
-            if name in self._known[layer]:
-                return self._known[layer][name].removeprefix("the file's ")
-        return None
+        known = {*self.tensors.weights}
+        read = [*read_by_nodes(each.place.nodes, lining.graph), *nearest(each.departure.node, lining.graph, known)]
+        found = next((self._known[layer][name] for name in read if name in self._known[layer]), None)
+        return None if found is None else found.removeprefix(THE_FILES)
 
 
 def _is_of(each: Departed, place: Apart) -> bool:
@@ -54,9 +57,9 @@ def _is_of(each: Departed, place: Apart) -> bool:
 
 
 def _read(each: Departed, lining: LiningUp) -> list[str]:
-    """The parameters that the model reads at a place, on the way to what stands there."""
+    """The parameters that the model reads at a place, on the way to what stands there; or next, if nothing is known to."""
     if each.op is None:
-        return []
+        return list(next((op.weights for op in each.departure.ops if op.weights), ()))
     ops = lining.model_run.ops
     before = reached([each.op.number], lambda number: ops[number].inputs)
     return [name for op in each.departure.ops if op.number in before for name in op.weights]

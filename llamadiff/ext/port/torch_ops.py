@@ -223,7 +223,9 @@ class _Run:
             hooks.append(layer.register_forward_pre_hook(self._giving(given.get(number)), with_kwargs=True))
         last = layers[-1][1]
         hooks += [layer.register_forward_hook(self._noting) for _, layer in layers]
-        hooks.append(last.register_forward_hook(self._ending(given.get(len(layers))), prepend=True))  # before who keeps it
+        hooks.append(
+            last.register_forward_hook(self._ending(given.get(len(layers))), prepend=True)
+        )  # before who keeps it
         try:
             yield
         finally:

@@ -138,7 +138,9 @@ def _as_published(path: Path, name: str) -> None:
 
     made = {named(own): x for own, x in tensors.items()}
     if name == "pixtral":
-        made["embed_tokens.weight"] = next(x for own, x in tensors.items() if own.endswith("embed_tokens.weight")).clone()
+        made["embed_tokens.weight"] = next(
+            x for own, x in tensors.items() if own.endswith("embed_tokens.weight")
+        ).clone()
     save_file(made, path, {"format": "pt"})
 
 
@@ -178,7 +180,9 @@ def write_llava(checkpoint: Path, path: Path) -> Path:
     return path
 
 
-def write_smolvlm(checkpoint: Path, path: Path, changed: Callable[[dict[str, Any], dict[str, Any]], None] | None = None) -> Path:
+def write_smolvlm(
+    checkpoint: Path, path: Path, changed: Callable[[dict[str, Any], dict[str, Any]], None] | None = None
+) -> Path:
     """The file of a SmolVLM, as llama.cpp's converter makes it, without llama.cpp; ``changed`` puts a mistake into it."""
     from safetensors.numpy import load_file
 
