@@ -25,7 +25,7 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
         "llama.cpp's process: what it is asked, what it tells, who reads that.",
         ("blocks", "capture", "child", "dequantize", "doctor", "installed", "interface", "layout", "library",
          "observer", "passes", "probes", "quantizing", "readers", "request", "sent_tensor", "session", "settings_words",
-         "steps", "tap_names", "tensor_transport", "tensors"),
+         "shipped", "steps", "tap_names", "tensor_transport", "tensors"),
     ),
     "numerics": (
         "Roundings, policies, metrics.",

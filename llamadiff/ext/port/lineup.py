@@ -90,8 +90,8 @@ class Lineup:
     """``nodes``: how many compute something, and how many of these are one with an op, or lie between such.
 
     ``logits``: NMSE of the graph's against the model's own. ``mended``: of the parts that part from the model, how many
-    give what the model does once each node that is told of has the model's values, and how many there are. ``sizes``: how many values the graph
-    gives in the end, and how many the model.
+    give what the model does once each node that is told of has the model's values, and how many there are.
+    ``sizes``: how many values the graph gives in the end, and how many the model.
     """
 
     departed: Sequence[Departed]

@@ -37,13 +37,18 @@ def model_of(spec: str) -> Any:
 
     A checkpoint's code is transformers' own: what lies in its directory is never run. Raises UserError.
     """
-    if find_spec("torch") is None or find_spec("transformers") is None:
-        raise UserError(NEEDS)
+    check_installed()
     if is_function(spec):
         return _built(spec)
     from llamadiff.ext.pytorch.transformers import loaded
 
     return loaded(folder_of(spec), "f32", {})
+
+
+def check_installed() -> None:
+    """Raise UserError where torch or transformers is not."""
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise UserError(NEEDS)
 
 
 def folder_of(spec: str, or_function: bool = True) -> Path:

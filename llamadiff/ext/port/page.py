@@ -128,9 +128,9 @@ def _counted(found: Port) -> Iterator[str]:
         given = "given the model's values at these places, llama.cpp's graph gives"
         left = f"{parted - mended} of {parted} parts still give others"
         yield f"{given} the model's everywhere" if mended == parted else f"{given} the model's in some: {left}"
-    given, wanted = found.lineup.sizes
-    if given != wanted:
-        yield f"llama.cpp's graph gives {given} values in the end, and {found.code} {wanted}"
+    own, wanted = lineup.sizes
+    if own != wanted:
+        yield f"llama.cpp's graph gives {own} values in the end, and {found.code} {wanted}"
     if not math.isnan(found.logits):
         yield f"the last values are off by an NMSE of {_size(found.logits)}"
 

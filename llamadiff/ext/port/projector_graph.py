@@ -62,16 +62,15 @@ def program_of(settings: Settings) -> Path:
     """The llama-mtmd-cli of a folder, or of PATH. Raises UserError where there is none."""
     if settings.runner:
         raise UserError(f"runner={settings.runner}: a projector's graph is asked of a {PROGRAM} on this machine alone")
-    name = PROGRAM + (".exe" if os.name == "nt" else "")
     if not settings.llama_cpp:
-        found = shutil.which(name)
+        found = shutil.which(PROGRAM)
         if found is None:
             raise UserError(
                 f"{PROGRAM} is not on PATH, and llama-cpp-python has none; give --llama-cpp DIR, a build of llama.cpp"
             )
         return Path(found)
     folder = Path(settings.llama_cpp)
-    found = next((str(path) for place in PLACES if (path := folder / place / name).is_file()), None)
+    found = next((str(path) for place in PLACES if (path := folder / place / PROGRAM).is_file()), None)
     if found is None:
         raise UserError(
             f"--llama-cpp {folder}: no {PROGRAM} in it (nor in bin, build/bin); cmake --build DIR --target {PROGRAM}"
@@ -98,9 +97,9 @@ def projector_graph(file: ModelFile, sense: str, media: Path, settings: Settings
     with scratch_directory() as folder, tempfile.TemporaryFile() as log:
         text = write_stand_in(Path(folder) / "text.gguf", width_of(file.weights.fields, SENSES[sense]))
         words = [
-            program, "--model", text, "--mmproj", file.path, f"--{sense}", media, "--prompt", "a", "-n", "1", "-ngl", "0",
-            "--no-mmproj-offload", "--flash-attn", "off", "--no-warmup", "--chat-template", "vicuna", "--threads",
-            settings.threads or min(4, os.cpu_count() or 1),
+            program, "--model", text, "--mmproj", file.path, f"--{sense}", media, "--prompt", "a", "-n", "1",
+            "-ngl", "0", "--no-mmproj-offload", "--flash-attn", "off", "--no-warmup", "--chat-template", "vicuna",
+            "--threads", settings.threads or min(4, os.cpu_count() or 1),
         ]  # fmt: skip
         streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         bounds = Bounds(first=GRAPHS, every=0, large=LARGEST)
@@ -125,11 +124,12 @@ def _nothing(program: Path, media: Path, ended: Watched, log: str) -> str:
     how = how_it_ended(ended.code) if ended.code else ended.why or "ended"
     said = [line for line in log.splitlines() if "rror" in line or "fail" in line or "mismatch" in line]
     linked = "" if ended.seen or ended.code else "; it must be built with -DBUILD_SHARED_LIBS=ON"
-    return f"{program}: computed no encoder's graph of {media.name}: it {how}{last_words(said[0] if said else log)}{linked}"
+    words = f"{how}{last_words(said[0] if said else log)}{linked}"
+    return f"{program}: computed no encoder's graph of {media.name}: it {words}"
 
 
 class _Recorder(GraphRecorder):
-    """Keeps a graph, the values of what it is given, and what its last node gave. ``fed``: what goes into the encoder."""
+    """Keeps a graph, what it is given, and what its last node gave; ``fed``: what went in, by its name."""
 
     fed: str | None = None
     last: SentTensor | None = None
@@ -191,7 +191,7 @@ class _Recorder(GraphRecorder):
         return Graph.unpacked(self.packed([*range(rows)], {}))
 
     def _name_nodes(self) -> None:
-        """Nodes that clip.cpp gives no name are called as the weight that they read, or as what attention does there."""
+        """Nodes that clip.cpp gives no name are called as the weight that they read, or as what attention does."""
         weights, layer = {leaf["number"]: leaf["name"] for leaf in self.leaves}, ""
         soft = {node["number"] for node in self.nodes if node["op"] == "SOFT_MAX"}
         scores = {source for node in self.nodes if node["op"] == "SOFT_MAX" for source in node["sources"][:1]}
@@ -200,7 +200,8 @@ class _Recorder(GraphRecorder):
                 (weights[number] for number in node["sources"] if _WEIGHT.search(weights.get(number, ""))), None
             )
             if node["op"] in VIEWS or (node["op"] == "CONT" and node["sources"][0] in weights):
-                weights |= {node["number"]: weights[each] for each in node["sources"][:1] if each in weights}
+                own = weights.get(node["sources"][0])
+                weights |= {} if own is None else {node["number"]: own}
                 continue
             stem = None if read is None else _WEIGHT.sub("", read)
             match = None if stem is None else _LAYERED.match(stem)

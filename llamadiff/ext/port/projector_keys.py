@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -37,7 +37,7 @@ def other_keys(file: ModelFile, config: Mapping[str, Any], sense: str) -> Iterat
         wanted = next(
             (x for part in numbers_in(config, sense) for name in names if _is_number(x := part.get(name))), None
         )
-        if _is_number(value) and wanted is not None and not np.isclose(value, wanted, rtol=ALIKE, atol=0):
+        if _is_number(value) and _is_number(wanted) and not np.isclose(value, wanted, rtol=ALIKE, atol=0):
             yield Oddity(whole, f"is {value:g}; config.json has {wanted:g}", "metadata")
 
     yield from _other_choices(file, config, sense)
@@ -64,5 +64,5 @@ def _other_choices(file: ModelFile, config: Mapping[str, Any], sense: str) -> It
         yield Oddity(f"{kind}.{STACKED}", f"has others than config.json's {stacked}", "metadata")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamadiff.ext.port.loading import folder_of, model_of
+from llamadiff.ext.port.loading import check_installed, folder_of, model_of
 from llamadiff.ext.port.torch_ops import layers_of
 from llamadiff.ext.prompt.own_code import is_function
+from llamadiff.ext.pytorch.transformers import loaded_whole
 from llamadiff.system.errors import UserError
 from llamadiff.trace.stated import reason
 
@@ -32,11 +31,12 @@ def projector_model(checkpoint: str, sense: str, fed: Array, layers: int) -> Any
     """The module, whose call computes what ``fed`` (llama.cpp's) becomes; the first ``layers`` of its list are those
     that are lined up. Raises UserError.
     """
+    check_installed()
     if is_function(checkpoint):
         holder = model_of(checkpoint)
         run: Callable[[Any], Any] = holder.forward
     else:
-        holder = _holder(_loaded(checkpoint), sense, checkpoint)
+        holder = _holder(loaded_whole(folder_of(checkpoint)), sense, checkpoint)
         run = _seeing(holder) if sense == "image" else _hearing(holder)
 
     def forward(ids: Any) -> Any:
@@ -54,33 +54,6 @@ def config_of(model: Any) -> Mapping[str, Any]:
     """A module's config as plain data; of one's own module there may be none."""
     config: Any = getattr(model, "config", None)
     return config.to_dict() if hasattr(config, "to_dict") else {}
-
-
-def _loaded(checkpoint: str) -> Any:
-    """The whole model, by the class that its config names. Raises UserError."""
-    import torch
-    import transformers
-
-    folder = folder_of(checkpoint)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    local = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        with redirect_stderr(io.StringIO()):
-            config = transformers.AutoConfig.from_pretrained(folder, **local)
-            names = getattr(config, "architectures", None) or ()
-            kind = next((found for name in names if (found := getattr(transformers, str(name), None))), None)
-            if kind is None:
-                raise UserError(f"{folder}: transformers has no {', '.join(map(str, names)) or 'class for it'}")
-            model = kind.from_pretrained(
-                folder, config=config, dtype=torch.float32, attn_implementation="eager", use_safetensors=True, **local
-            )
-    except UserError:
-        raise
-    except Exception as error:  # its loaders raise many kinds
-        said = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder}: transformers cannot load it ({type(error).__name__}: {said})") from None
-    return model.eval()
 
 
 def _holder(model: Any, sense: str, checkpoint: str) -> Any:

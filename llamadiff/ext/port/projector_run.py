@@ -46,7 +46,7 @@ class Media:
 
 
 def media_of(image: Path | None, audio: Path | None, is_asked: bool) -> Media | None:
-    """What is looked at or listened to, if anything is. Raises UserError for more than one; ``is_asked``: a prompt is."""
+    """What is looked at or listened to, if anything is; ``is_asked``: a prompt is. Raises UserError for both."""
     given = {"image": image, "audio": audio}
     found = [Media(sense, path) for sense, path in given.items() if path is not None]
     if len(found) > 1:
@@ -101,11 +101,12 @@ def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings
     ]
     unsaid = unsaid if any(told) else {}  # most are in llama.cpp's code, and need no key
     shown = {place.fault.partition(" (and ")[0] for place in places if place.fault is not None}
+    keys = [key for key in said(faults) or misplaced if key.removeprefix(THE_FILES) not in shown]
     same_end = last is graph.graph.nodes[-1]
     own = distance(run.own.ravel(), values[last.number].ravel()) if same_end else float("nan")
     return Port(
         graph.describe(), type(model).__name__, (), {"name": run.by, "version": run.by},
-        places, found, found.logits, own, [key for key in said(faults) or misplaced if key.removeprefix(THE_FILES) not in shown], unsaid, None,
+        places, found, found.logits, own, keys, unsaid, None,
         quantized, fed=_fed_words(run.graph, media, run.parts),
     )  # fmt: skip
 
@@ -129,7 +130,7 @@ def _own(says: str) -> str:
 def _check_is_projector(file: ModelFile, sense: str) -> None:
     """Raise UserError for a file that is no projector, or has none of this sense."""
     fields = file.weights.fields
-    if file.architecture != "clip":
+    if not any(fields.get(f"clip.has_{word}_encoder") for word in SENSES.values()):
         raise UserError(
             f"{file.path}: is a {file.architecture} model, and --{sense} is for a projector file (mmproj.gguf); "
             "give a prompt in its place"

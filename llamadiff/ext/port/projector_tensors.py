@@ -57,7 +57,7 @@ def _is_of(each: Departed, place: Apart) -> bool:
 
 
 def _read(each: Departed, lining: LiningUp) -> list[str]:
-    """The parameters that the model reads at a place, on the way to what stands there; or next, if nothing is known to."""
+    """The parameters that the model reads on the way to what stands at a place; next, if nothing is known to."""
     if each.op is None:
         return list(next((op.weights for op in each.departure.ops if op.weights), ()))
     ops = lining.model_run.ops

@@ -49,7 +49,8 @@ class Port:
     file's matrices, where the model was given these. ``steps``: llama.cpp's own run, its last tokens as decode steps,
     judged by the graph of all tokens in one go. ``concerns``: what is odd about the file by itself. ``other_ids``: the
     prompt's by the checkpoint's own tokenizer, where llama.cpp has others. ``unseen``: the command that looks at what
-    was not looked at here. ``end``: the last node that the model has, where llama.cpp's graph goes on. ``fed``: of an eye or an ear, what went in.
+    was not looked at here. ``end``: the last node that the model has, where llama.cpp's graph goes on.
+    ``fed``: of an eye or an ear, what went in.
     """
 
     model: Mapping[str, Any]

@@ -34,7 +34,8 @@ SHOWS: dict[str, tuple[str, ...]] = {
 EYES_SHOW: dict[str, tuple[str, ...]] = {  # and of keys of a projector file
     "epsilon": ("NORM",), "head_count": ("MUL_MAT", "SOFT_MAX", "ROPE"), "use_": ("GELU", "SILU", "SWIGLU"),
     "scale_factor": ("MUL_MAT", "POOL", "RESHAPE", "NORM"), "merge": ("MUL_MAT", "RESHAPE", "NORM"),
-    "window": ("SOFT_MAX", "attn_scores"), "wa_pattern": ("SOFT_MAX", "attn_scores"), "deepstack": ("CONCAT", "ADD"), "patch_size": ("MUL_MAT", "IM2COL"),
+    "window": ("SOFT_MAX", "attn_scores"), "wa_pattern": ("SOFT_MAX", "attn_scores"), "deepstack": ("CONCAT", "ADD"),
+    "patch_size": ("MUL_MAT", "IM2COL"),
 }  # fmt: skip
 EYES = "clip."
 KEYLESS = ("rope-yarn-unrounded",)  # known bugs by which a model may part from llama.cpp, and no key can say so

@@ -137,6 +137,30 @@ def _class_of(config: Any) -> Any:
     return transformers.AutoModel if embeds else transformers.AutoModelForCausalLM
 
 
+def loaded_whole(path: Path) -> Any:
+    """The model with what sees and hears, by the class that its config names, in float32. Raises UserError."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    local = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        with redirect_stderr(io.StringIO()):
+            config = transformers.AutoConfig.from_pretrained(path, **local)
+            names = [str(name) for name in getattr(config, "architectures", None) or ()]
+            kind = next((found for name in names if (found := getattr(transformers, name, None)) is not None), None)
+            if kind is None:
+                raise ValueError(f"it has no {', '.join(names) or 'class for it'}")
+            model = kind.from_pretrained(
+                path, config=config, dtype=torch.float32, attn_implementation="eager", use_safetensors=True, **local
+            )
+    except Exception as error:  # its loaders raise many kinds
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: transformers cannot load it ({type(error).__name__}: {said})") from None
+    return model.eval()
+
+
 def tokenizer_of(checkpoint: str) -> Any:
     """The tokenizer of a checkpoint's directory. Raises what its loaders raise."""
     import transformers

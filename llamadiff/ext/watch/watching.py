@@ -77,7 +77,8 @@ def watch(
 ) -> Watched:  # fmt: skip
     """Run a program, and have its graphs judged as ``request`` says; ``tell`` is given each, from a thread.
 
-    ``reader`` makes what reads a graph; ``streams``: a program's here, which has this process's else. Raises UserError where nothing can be watched here, or the program cannot be run.
+    ``reader`` makes what reads a graph; ``streams``: a program's here, which has this process's else. Raises UserError
+    where nothing can be watched here, or the program cannot be run.
     """
     with temporary_directory() as folder:
         run = there if request.settings.runner else here

@@ -71,24 +71,114 @@ def _copied(one: str, other: str) -> Callable[..., None]:
 
 
 FILES: dict[str, Mistake] = {
-    "epsilon": Mistake("gemma3", _key(EPSILON, 1e-3), "NORM, layers 0-2", "layer_norm_epsilon: is 0.001; config.json has 1e-06", FILE),
-    "epsilon of an ear": Mistake("qwen2audio", _key(EPSILON.replace("vision", "audio"), 1e-3), "NORM", "layer_norm_epsilon: is 0.001; config.json has 1e-05", FILE),
-    "heads": Mistake("smolvlm", _key("clip.vision.attention.head_count", 2), "MUL_MAT attn_scores", "attention.head_count: is 2; config.json has 4", FILE),
-    "norms exchanged": Mistake("gemma3", _swapped("v.blk.1.ln1", "v.blk.1.ln2"), "NORM, layer 1", "which is v.blk.1.ln2", FILE),
-    "q and k exchanged": Mistake("smolvlm", _swapped("v.blk.0.attn_q", "v.blk.0.attn_k"), "SOFT_MAX attn_probs, layer 0", "which is v.blk.0.attn_k", FILE),
-    "up's rows permuted": Mistake("smolvlm", _made("v.blk.2.ffn_up.weight", lambda x: x[::-1]), "MUL_MAT ffn_up, layer 2", "mlp.fc1.weight where llama.cpp's graph has v.blk.2.ffn_up.weight", FILE),
-    "positions shifted": Mistake("smolvlm", _made("v.position_embd.weight", lambda x: np.roll(x, 1, 0)), "ADD pos_embed", "where llama.cpp's graph has v.position_embd.weight", FILE),
-    "patches transposed": Mistake("gemma3", _made("v.patch_embd.weight", lambda x: x.swapaxes(-1, -2)), "MUL_MAT v.patch_embd", "where llama.cpp's graph has v.patch_embd.weight", FILE),
-    "channels reversed": Mistake("smolvlm", _made("v.patch_embd.weight", lambda x: x[:, ::-1]), "MUL_MAT v.patch_embd", "where llama.cpp's graph has v.patch_embd.weight", FILE),
-    "bias lost": Mistake("smolvlm", _lost("v.blk.1.attn_out.bias"), "MUL_MAT attn_out, layer 1", "no tensor has the values of vision_model.encoder.layers.1.self_attn.out_proj.bias", FILE),
-    "no activation": Mistake("smolvlm", _lost("clip.use_gelu"), "GELU_QUICK ffn_gelu_quick", "clip.use_gelu: is missing; config.json has gelu_pytorch_tanh", FILE),
-    "final norm lost": Mistake("gemma3", _lost("v.post_ln.weight", "v.post_ln.bias"), "POOL_2D", "no tensor has the values of vision_tower.post_layernorm.weight", FILE),
-    "plus one missing": Mistake("gemma3", _made("mm.soft_emb_norm.weight", lambda x: x - 1), "MUL mm.soft_emb_norm", "", FILE),
-    "window pattern": Mistake("qwen25vl", _key("clip.vision.n_wa_pattern", 3), "SOFT_MAX attn_probs", "n_wa_pattern: is 3; config.json has full attention in [1]", FILE),
-    "frame twice": Mistake("qwen2vl", _copied("v.patch_embd.weight", "v.patch_embd.weight.1"), "MUL_MAT v.patch_embd", "no tensor has the values of visual.patch_embed.proj.weight", FILE),
-    "kernel reversed": Mistake("qwen2audio", _made("a.conv1d.1.weight", lambda x: x[..., ::-1]), "IM2COL a.conv1d.1", "has audio_tower.conv1.weight where llama.cpp's graph has", FILE),
-    "projector scaled": Mistake("smolvlm", _made("mm.model.fc.weight", lambda x: x * 1.01), "MUL_MAT mm.model.fc", "multiplies its result by 0.990099", FILE),
-}  # fmt: skip
+    "epsilon": Mistake(
+        "gemma3", _key(EPSILON, 1e-3), "NORM, layers 0-2", "layer_norm_epsilon: is 0.001; config.json has 1e-06", FILE
+    ),
+    "epsilon of an ear": Mistake(
+        "qwen2audio",
+        _key(EPSILON.replace("vision", "audio"), 1e-3),
+        "NORM",
+        "layer_norm_epsilon: is 0.001; config.json has 1e-05",
+        FILE,
+    ),
+    "heads": Mistake(
+        "smolvlm",
+        _key("clip.vision.attention.head_count", 2),
+        "MUL_MAT attn_scores",
+        "attention.head_count: is 2; config.json has 4",
+        FILE,
+    ),
+    "norms exchanged": Mistake(
+        "gemma3", _swapped("v.blk.1.ln1", "v.blk.1.ln2"), "NORM, layer 1", "which is v.blk.1.ln2", FILE
+    ),
+    "q and k exchanged": Mistake(
+        "smolvlm",
+        _swapped("v.blk.0.attn_q", "v.blk.0.attn_k"),
+        "SOFT_MAX attn_probs, layer 0",
+        "which is v.blk.0.attn_k",
+        FILE,
+    ),
+    "up's rows permuted": Mistake(
+        "smolvlm",
+        _made("v.blk.2.ffn_up.weight", lambda x: x[::-1]),
+        "MUL_MAT ffn_up, layer 2",
+        "mlp.fc1.weight where llama.cpp's graph has v.blk.2.ffn_up.weight",
+        FILE,
+    ),
+    "positions shifted": Mistake(
+        "smolvlm",
+        _made("v.position_embd.weight", lambda x: np.roll(x, 1, 0)),
+        "ADD pos_embed",
+        "where llama.cpp's graph has v.position_embd.weight",
+        FILE,
+    ),
+    "patches transposed": Mistake(
+        "gemma3",
+        _made("v.patch_embd.weight", lambda x: x.swapaxes(-1, -2)),
+        "MUL_MAT v.patch_embd",
+        "where llama.cpp's graph has v.patch_embd.weight",
+        FILE,
+    ),
+    "channels reversed": Mistake(
+        "smolvlm",
+        _made("v.patch_embd.weight", lambda x: x[:, ::-1]),
+        "MUL_MAT v.patch_embd",
+        "where llama.cpp's graph has v.patch_embd.weight",
+        FILE,
+    ),
+    "bias lost": Mistake(
+        "smolvlm",
+        _lost("v.blk.1.attn_out.bias"),
+        "MUL_MAT attn_out, layer 1",
+        "no tensor has the values of vision_model.encoder.layers.1.self_attn.out_proj.bias",
+        FILE,
+    ),
+    "no activation": Mistake(
+        "smolvlm",
+        _lost("clip.use_gelu"),
+        "GELU_QUICK ffn_gelu_quick",
+        "clip.use_gelu: is missing; config.json has gelu_pytorch_tanh",
+        FILE,
+    ),
+    "final norm lost": Mistake(
+        "gemma3",
+        _lost("v.post_ln.weight", "v.post_ln.bias"),
+        "POOL_2D",
+        "no tensor has the values of vision_tower.post_layernorm.weight",
+        FILE,
+    ),
+    "plus one missing": Mistake(
+        "gemma3", _made("mm.soft_emb_norm.weight", lambda x: x - 1), "MUL mm.soft_emb_norm", "", FILE
+    ),
+    "window pattern": Mistake(
+        "qwen25vl",
+        _key("clip.vision.n_wa_pattern", 3),
+        "SOFT_MAX attn_probs",
+        "n_wa_pattern: is 3; config.json has full attention in [1]",
+        FILE,
+    ),
+    "frame twice": Mistake(
+        "qwen2vl",
+        _copied("v.patch_embd.weight", "v.patch_embd.weight.1"),
+        "MUL_MAT v.patch_embd",
+        "no tensor has the values of visual.patch_embed.proj.weight",
+        FILE,
+    ),
+    "kernel reversed": Mistake(
+        "qwen2audio",
+        _made("a.conv1d.1.weight", lambda x: x[..., ::-1]),
+        "IM2COL a.conv1d.1",
+        "has audio_tower.conv1.weight where llama.cpp's graph has",
+        FILE,
+    ),
+    "projector scaled": Mistake(
+        "smolvlm",
+        _made("mm.model.fc.weight", lambda x: x * 1.01),
+        "MUL_MAT mm.model.fc",
+        "multiplies its result by 0.990099",
+        FILE,
+    ),
+}
 
 
 def _activation(kind: str) -> Callable[..., None]:
@@ -218,24 +308,74 @@ def _norm_of_mean(model: Any) -> None:
 
 
 MODULES: dict[str, Mistake] = {
-    "gelu erf": Mistake("smolvlm", _activation("gelu"), "GELU ffn_gelu", "takes GELU (erf); llama.cpp's graph takes GELU (tanh)", GRAPH),
-    "gelu quick": Mistake("gemma3", _activation("quick_gelu"), "GELU ffn_gelu", "takes quick GELU; llama.cpp's graph takes GELU (tanh)", GRAPH),
-    "silu": Mistake("smolvlm", _activation("silu"), "GELU ffn_gelu", "takes SiLU; llama.cpp's graph takes GELU (tanh)", GRAPH),
-    "scale of scores": Mistake("smolvlm", _each("self_attn", _scaled), "SOFT_MAX attn_probs", "scales scores by 0.5", GRAPH),
-    "causal": Mistake("smolvlm", _each("self_attn", _causal), "SOFT_MAX attn_probs", "computes mul, add, softmax of attn_scores", GRAPH),
-    "first norm skipped": Mistake("gemma3", _each("layer_norm1", _skipped), "NORM", "leaves this out, and goes on with its input", GRAPH),
-    "no residual": Mistake("gemma3", _each("", _without_residual), "ADD ffn_inp", "leaves out the layer's input: attn_out goes on alone", GRAPH),
-    "norm after": Mistake("gemma3", _each("", _norm_after), "NORM", "leaves this out, and goes on with its input", GRAPH),
-    "final norm skipped": Mistake("gemma3", lambda model: _skipped(model.vision_tower.post_layernorm), "NORM", "leaves this out, and goes on with its input", GRAPH),
+    "gelu erf": Mistake(
+        "smolvlm", _activation("gelu"), "GELU ffn_gelu", "takes GELU (erf); llama.cpp's graph takes GELU (tanh)", GRAPH
+    ),
+    "gelu quick": Mistake(
+        "gemma3",
+        _activation("quick_gelu"),
+        "GELU ffn_gelu",
+        "takes quick GELU; llama.cpp's graph takes GELU (tanh)",
+        GRAPH,
+    ),
+    "silu": Mistake(
+        "smolvlm", _activation("silu"), "GELU ffn_gelu", "takes SiLU; llama.cpp's graph takes GELU (tanh)", GRAPH
+    ),
+    "scale of scores": Mistake(
+        "smolvlm", _each("self_attn", _scaled), "SOFT_MAX attn_probs", "scales scores by 0.5", GRAPH
+    ),
+    "causal": Mistake(
+        "smolvlm",
+        _each("self_attn", _causal),
+        "SOFT_MAX attn_probs",
+        "computes mul, add, softmax of attn_scores",
+        GRAPH,
+    ),
+    "first norm skipped": Mistake(
+        "gemma3", _each("layer_norm1", _skipped), "NORM", "leaves this out, and goes on with its input", GRAPH
+    ),
+    "no residual": Mistake(
+        "gemma3",
+        _each("", _without_residual),
+        "ADD ffn_inp",
+        "leaves out the layer's input: attn_out goes on alone",
+        GRAPH,
+    ),
+    "norm after": Mistake(
+        "gemma3", _each("", _norm_after), "NORM", "leaves this out, and goes on with its input", GRAPH
+    ),
+    "final norm skipped": Mistake(
+        "gemma3",
+        lambda model: _skipped(model.vision_tower.post_layernorm),
+        "NORM",
+        "leaves this out, and goes on with its input",
+        GRAPH,
+    ),
     "largest for mean": Mistake("gemma3", _max_pool, "POOL_2D", "computes max_pool2d_with_indices of norm_b", GRAPH),
     "pixel shuffle": Mistake("smolvlm", _other_shuffle, "MUL_MAT mm.model.fc", "computes mm of norm_b", GRAPH),
     "positions shifted": Mistake("smolvlm", _positions_shifted, "ADD pos_embed", "computes add of patch_bias", GRAPH),
     "no window": Mistake("qwen25vl", _no_window, "SOFT_MAX attn_probs", "computes mul, softmax of attn_scores", GRAPH),
-    "rope base": Mistake("qwen2vl", _rope_base, "ROPE Qcur_rope and Kcur_rope", "uses base 63095.7, where llama.cpp has 10000", GRAPH),
-    "feature layer": Mistake("llava", _feature_layer, "MUL_MAT mm.0", "reads a part of layer_out-1 where llama.cpp's graph reads", GRAPH),
-    "deepstack moved": Mistake("qwen3vl", _stacked_elsewhere, "NORM", "reads layer_out-2 where llama.cpp's graph reads layer_out-1", GRAPH),
-    "second convolution's sign": Mistake("qwen2audio", _no_gelu, "GELU_ERF", "adds what neg of a.conv1d.2 gives", GRAPH),
-    "projector's bias": Mistake("smolvlm", _projector_bias, "MUL_MAT mm.model.fc", "no tensor has the values of connector.modality_projection.proj.bias", FILE),
+    "rope base": Mistake(
+        "qwen2vl", _rope_base, "ROPE Qcur_rope and Kcur_rope", "uses base 63095.7, where llama.cpp has 10000", GRAPH
+    ),
+    "feature layer": Mistake(
+        "llava", _feature_layer, "MUL_MAT mm.0", "reads a part of layer_out-1 where llama.cpp's graph reads", GRAPH
+    ),
+    "deepstack moved": Mistake(
+        "qwen3vl", _stacked_elsewhere, "NORM", "reads layer_out-2 where llama.cpp's graph reads layer_out-1", GRAPH
+    ),
+    "second convolution's sign": Mistake(
+        "qwen2audio", _no_gelu, "GELU_ERF", "adds what neg of a.conv1d.2 gives", GRAPH
+    ),
+    "projector's bias": Mistake(
+        "smolvlm",
+        _projector_bias,
+        "MUL_MAT mm.model.fc",
+        "no tensor has the values of connector.modality_projection.proj.bias",
+        FILE,
+    ),
     "projector doubled": Mistake("gemma3", _double, "MUL_MAT mm.input_projection", "multiplies its result by 2", GRAPH),
-    "norm without mean": Mistake("qwen2audio", _norm_of_mean, "NORM", "does not subtract the mean; llama.cpp's graph has LayerNorm", GRAPH),
-}  # fmt: skip
+    "norm without mean": Mistake(
+        "qwen2audio", _norm_of_mean, "NORM", "does not subtract the mean; llama.cpp's graph has LayerNorm", GRAPH
+    ),
+}

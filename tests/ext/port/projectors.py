@@ -1,4 +1,4 @@
-"""Small checkpoints of models that see or hear, of transformers' own classes, random, and a picture and a sound for them."""
+"""Small random checkpoints of models that see or hear, of transformers' own classes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ SENSES = {
                    {"vision_feature_layer": -2}, {}),
     "internvl": Sense("InternVLForConditionalGeneration",
                       {"text": {**TEXT, "model_type": "qwen2"},
-                       "vision": {**EYE, "num_hidden_layers": 4, "image_size": [56, 56], "patch_size": [14, 14], "layer_scale_init_value": 0.5}},
+                       "vision": {**EYE, "num_hidden_layers": 4, "image_size": [56, 56], "patch_size": [14, 14],
+                                  "layer_scale_init_value": 0.5}},
                       {"downsample_ratio": 0.5}, {}),
     "llama4": Sense("Llama4ForConditionalGeneration",
                     {"text": {**TEXT, "head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96},
@@ -80,7 +81,8 @@ SENSES = {
                                 "projector_output_dim": 40, "pixel_shuffle_ratio": 0.5}}, {}, {}),
     "lfm2vl": Sense("Lfm2VlForConditionalGeneration",
                     {"text": {**TEXT, "full_attn_idxs": [0], "layer_types": ["full_attention"]},
-                     "vision": {**{k: v for k, v in EYE.items() if k != "image_size"}, "patch_size": 16, "num_patches": 16}},
+                     "vision": {**{key: value for key, value in EYE.items() if key != "image_size"}, "patch_size": 16,
+                                "num_patches": 16}},
                     {"downsample_factor": 2, "projector_hidden_size": 96}, {"encoder_patch_size": 16}),
     "voxtral": Sense("VoxtralForConditionalGeneration",
                      {"text": {**TEXT, "head_dim": 16},
@@ -88,7 +90,8 @@ SENSES = {
                                 "num_attention_heads": 2, "num_mel_bins": 128, "max_source_positions": 1500,
                                 "head_dim": 12}}, {"projector_hidden_act": "gelu"}, {}, True),
     "qwen2audio": Sense("Qwen2AudioForConditionalGeneration",
-                        {"text": {**TEXT, "model_type": "qwen2"}, "audio": {**WHISPER, "num_mel_bins": 128}}, {}, {}, True),
+                        {"text": {**TEXT, "model_type": "qwen2"}, "audio": {**WHISPER, "num_mel_bins": 128}}, {}, {},
+                        True),
 }  # fmt: skip
 
 
@@ -183,7 +186,7 @@ def write_llava(checkpoint: Path, path: Path) -> Path:
 def write_smolvlm(
     checkpoint: Path, path: Path, changed: Callable[[dict[str, Any], dict[str, Any]], None] | None = None
 ) -> Path:
-    """The file of a SmolVLM, as llama.cpp's converter makes it, without llama.cpp; ``changed`` puts a mistake into it."""
+    """The file of a SmolVLM, as llama.cpp's converter makes it, without it; ``changed`` puts a mistake into it."""
     from safetensors.numpy import load_file
 
     about = json.loads((checkpoint / "config.json").read_text("utf-8"))
@@ -200,8 +203,9 @@ def write_smolvlm(
         "clip.vision.image_std": MEAN["image_std"],
     }  # fmt: skip
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, eye["num_hidden_layers"])
-    found = {names.get_name(name, (".weight", ".bias")): x for name, x in load_file(checkpoint / "model.safetensors").items()
-             if "vision_model" in name or "connector" in name}  # fmt: skip
+    stored = load_file(checkpoint / "model.safetensors")
+    seen = {name: x for name, x in stored.items() if "vision_model" in name or "connector" in name}
+    found = {names.get_name(name, (".weight", ".bias")): x for name, x in seen.items()}
     tensors: dict[str, Any] = {str(name): (x, None) for name, x in found.items()}
     if changed is not None:
         changed(fields, tensors)
