@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -37,6 +38,7 @@ Array = NDArray[Any]
 PROGRAM = "llama-mtmd-cli"
 PLACES = ("", "bin", "build/bin", "lib", "bin/Release", "build/bin/Release")  # of programs, in a folder of llama.cpp's
 GRAPHS = 16  # that are kept: the text model's are small, and a picture's tiles are one like the other
+KEPT = 64  # nodes at the end whose values are kept: a model may end where llama.cpp goes on
 LARGEST = 1 << 36  # bytes of a node: none is left out
 SENSES = {"image": "vision", "audio": "audio"}  # option -> what a projector file's keys call it
 HALVES = ("f16", "bf16")
@@ -47,13 +49,15 @@ MOST_LOG = 1 << 20  # bytes of what the program said
 
 @dataclass(frozen=True)
 class ProjectorRun:
-    """``graph`` begins with the node ``fed``, which has the pixels or mel rows; ``own``: what llama.cpp's run gave in
-    the end; ``by``: the program and its ggml; ``parts``: how many such graphs the program computed, of tiles or chunks.
+    """``graph`` begins with the node ``fed``, which has the pixels or mel rows.
+
+    ``own``: what llama.cpp's run gave at its last nodes, by number; ``by``: the program and its ggml; ``parts``: how
+    many such graphs the program computed, of tiles or chunks.
     """
 
     graph: Graph
     fed: GraphNode
-    own: Array
+    own: Mapping[int, Array]
     by: str
     parts: int
 
@@ -111,9 +115,9 @@ def projector_graph(file: ModelFile, sense: str, media: Path, settings: Settings
             raise UserError(_nothing(program, media, ended, log.read().decode("utf-8", "replace")))
         first = seen[0]
         graph, fed = with_input(first.recorder.graph(file, first.held, first.read))
-        assert first.recorder.last is not None
         version = f"{PROGRAM}, ggml {ended.version}".removesuffix(", ggml ")
-        return ProjectorRun(graph, fed, first.recorder.last.values(), version, len(seen))
+        own = {number: tensor.values() for number, tensor in first.recorder.last.items()}
+        return ProjectorRun(graph, fed, own, version, len(seen))
 
 
 def _nothing(program: Path, media: Path, ended: Watched, log: str) -> str:
@@ -129,10 +133,9 @@ def _nothing(program: Path, media: Path, ended: Watched, log: str) -> str:
 
 
 class _Recorder(GraphRecorder):
-    """Keeps a graph, what it is given, and what its last node gave; ``fed``: what went in, by its name."""
+    """Keeps a graph, what it is given, and what its last nodes gave; ``fed``: what went in, by its name."""
 
     fed: str | None = None
-    last: SentTensor | None = None
     results: tuple[()] = ()
     on_device = False
 
@@ -163,10 +166,13 @@ class _Recorder(GraphRecorder):
     def __init__(self, weights: Any) -> None:
         super().__init__(weights, 1, whole=True, in_steps=False)
         self.lacking = set[str]()
+        self.last = dict[int, SentTensor]()
 
     def done(self, node: Node) -> None:
         """After it ran."""
-        self.last = SentTensor(node.said, bytes(node.data), node.order)
+        self.last[self.numbers[node.address]] = SentTensor(node.said, bytes(node.data), node.order)
+        if len(self.last) > KEPT:
+            del self.last[next(iter(self.last))]
 
     def judged_by_place(self, node: Node) -> None:
         self.asked(node)

@@ -103,11 +103,12 @@ def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings
     shown = {place.fault.partition(" (and ")[0] for place in places if place.fault is not None}
     keys = [key for key in said(faults) or misplaced if key.removeprefix(THE_FILES) not in shown]
     same_end = last is graph.graph.nodes[-1]
-    own = distance(run.own.ravel(), values[last.number].ravel()) if same_end else float("nan")
+    ran = run.own.get(last.number)
+    own = float("nan") if ran is None else distance(ran.ravel(), values[last.number].ravel())
     return Port(
         graph.describe(), type(model).__name__, (), {"name": run.by, "version": run.by},
         places, found, found.logits, own, keys, unsaid, None,
-        quantized, fed=_fed_words(run.graph, media, run.parts),
+        quantized, end=None if same_end else last.label, fed=_fed_words(run.graph, media, run.parts),
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def seen(checkpoint, tmp_path, monkeypatch):
     def run(file, *_):
         graph, fed = with_input(Graph.read(RECORDED))
         model = ProjectorModel(file.path, graph, "vision", file)
-        own = node_values(model.graph, model.weights)[graph.nodes[-1].number]
+        own = node_values(model.graph, model.weights)
         return ProjectorRun(graph, fed, own, "llama-mtmd-cli", 1)
 
     monkeypatch.setattr(verb, "projector_graph", run)
