@@ -13,7 +13,7 @@ from llamadiff.ext.port.sides import FILE
 from llamadiff.ext.port.tensors import Tensors, read_by_nodes
 
 THE_FILES = "the file's "
-STORED = ("norm-weight-plus-one", "norm-weight-minus-one")  # known bugs that are the converter's: llama.cpp adds no one
+STORED = ("norm-weight-plus-one", "norm-weight-minus-one")  # known bugs that are the converter's
 
 
 def with_tensors(
