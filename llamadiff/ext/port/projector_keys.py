@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -10,6 +11,7 @@ import numpy as np
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.ext.port.projector_graph import SENSES
 from llamadiff.ext.port.projector_model import numbers_in
+from llamadiff.ext.port.sides import shows_at
 from llamadiff.ext.port.stand_in import STACKED
 from llamadiff.result.oddity import Oddity
 
@@ -41,6 +43,19 @@ def other_keys(file: ModelFile, config: Mapping[str, Any], sense: str) -> Iterat
             yield Oddity(whole, f"is {value:g}; config.json has {wanted:g}", "metadata")
 
     yield from _other_choices(file, config, sense)
+
+
+def said_by_a_key(file: ModelFile, sense: str, place: str, says: str) -> str | None:
+    """A key that has llama.cpp's number at a place, where the model's is in no config, as Whisper's epsilon is."""
+    match = re.search(r"where llama\.cpp has ([-+.e0-9]+)", says)
+    if match is None:
+        return None
+    for name in NAMES:
+        key = f"clip.{SENSES[sense]}.{name}"
+        value = file.weights.fields.get(key)
+        if isinstance(value, float) and shows_at(key, place) and f"{value:g}" == match[1]:
+            return f"{key}: is {value:g}"
+    return None
 
 
 def _other_choices(file: ModelFile, config: Mapping[str, Any], sense: str) -> Iterator[Oddity]:

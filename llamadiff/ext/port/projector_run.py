@@ -20,11 +20,11 @@ from llamadiff.ext.port.lineup import LiningUp
 from llamadiff.ext.port.loading import kept_by_values
 from llamadiff.ext.port.places import Apart, Reasons, joined, places_of
 from llamadiff.ext.port.projector_graph import SENSES, projector_graph
-from llamadiff.ext.port.projector_keys import other_keys
+from llamadiff.ext.port.projector_keys import other_keys, said_by_a_key
 from llamadiff.ext.port.projector_model import config_of, projector_model
 from llamadiff.ext.port.projector_tensors import THE_FILES, with_tensors
 from llamadiff.ext.port.run import Port
-from llamadiff.ext.port.sides import Blame, side_of, unstated
+from llamadiff.ext.port.sides import FILE, Blame, side_of, unstated
 from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import layers_of
 from llamadiff.ext.prompt.own_code import is_function
@@ -93,6 +93,9 @@ def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings
         ]
         places = with_faults(places, faults, graph.graph, file.tensors)
         places = with_tensors(places, lining, found.departed, tensors)
+        for number, place in enumerate(places):
+            key = None if place.fault else said_by_a_key(file, media.sense, place.name, place.says)
+            places[number] = place if key is None else replace(place, fault=f"{key}; the model {place.says}", side=FILE)
         misplaced = reasons.misplaced
     told = [
         side_of(place.name, _own(place.says), place.text, (), {name: x}, "")

@@ -29,8 +29,8 @@ def with_tensors(
         gone = next((name for each in own for name in _read(each, lining) if name in lost), None)
         if says is None and gone is not None:
             says = f"no tensor has the values of {gone}"
-        place = replace(place, side=FILE) if place.cause is not None and place.cause.name in STORED else place
-        found.append(place if says is None else replace(place, fault=says, side=FILE))
+        is_stored = place.cause is not None and place.cause.name in STORED
+        found.append(replace(place, fault=says or place.fault, side=FILE if says or is_stored else place.side))
     return found
 
 

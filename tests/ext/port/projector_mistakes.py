@@ -78,7 +78,7 @@ FILES: dict[str, Mistake] = {
         "qwen2audio",
         _key(EPSILON.replace("vision", "audio"), 1e-3),
         "NORM",
-        "layer_norm_epsilon: is 0.001; config.json has 1e-05",
+        "layer_norm_epsilon: is 0.001; the model uses epsilon 1e-05",
         FILE,
     ),
     "heads": Mistake(
