@@ -68,11 +68,8 @@ ALLOWED = {
     "torch": (
         "llamadiff/ext/pytorch/",
         "llamadiff/ext/port/loading.py",
-<<<<<<< HEAD
         "llamadiff/ext/port/tiny_heads.py",
-=======
         "llamadiff/ext/port/projector_model.py",
->>>>>>> 8478aad7 (port of projectors: documentation, house)
         "llamadiff/ext/port/torch_ops.py",
         "llamadiff/ext/preprocess/text_inputs_child.py",
     ),

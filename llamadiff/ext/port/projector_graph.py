@@ -23,7 +23,8 @@ from llamadiff.ext.graph.recorder import UNNAMED, GraphRecorder
 from llamadiff.ext.port.lineup import INPUT
 from llamadiff.ext.port.stand_in import width_of, write_stand_in
 from llamadiff.ext.watch.watch_run import Bounds
-from llamadiff.ext.watch.watched_graph import FED, ProgramWeights, WatchedGraph
+from llamadiff.ext.watch.watched_graph import ProgramWeights, WatchedGraph
+from llamadiff.ext.watch.watched_inputs import FED
 from llamadiff.ext.watch.watching import Watched, watch
 from llamadiff.llamacpp.capture import scratch_directory
 from llamadiff.llamacpp.child import last_words
