@@ -29,6 +29,7 @@ USUAL = (64, 96, 128, 160, 192, 224, 240, 256, 288, 320, 336, 378, 384, 392, 448
 MIXTURES = 8  # times that a mixture is read off what the last one leaves
 PLACED = 0.98  # how alike two tiles are whose pixels come from the same places
 FIRSTS = 48  # sizes that are tried between the least and the picture's
+AGAIN, FAR = 3, 4.0  # times that a curve is read off without what is so many times as far off as most
 NEAR = 6.0  # levels between a curve of some knots and one that has a name
 
 
@@ -113,11 +114,21 @@ def _curves(seen: Seen, knots: Sequence[int]) -> tuple[list[Array], float] | Non
         if full.sum() < 100:
             return None
         table, values = table[full], seen.dump[:, channel].ravel()[::every][full]
-        bent = np.diff(np.eye(len(knots)), 2, axis=0) * 1e-3 * np.sqrt(len(values))
-        found = np.linalg.solve(table.T @ table + bent.T @ bent + 1e-9 * np.eye(len(knots)), table.T @ values)
+        found = _smoothly(table, values)
+        for _ in range(AGAIN):  # without what is far off, which is something else
+            off = np.abs(table @ found - values)
+            near = off <= FAR * np.median(off) + 1
+            found = _smoothly(table[near], values[near]) if near.sum() >= 100 else found
         left += float(np.sqrt(np.mean((table @ found - values) ** 2))) / seen.dump.shape[1]
         curves.append(np.interp(np.arange(256), knots, found))
     return curves, left
+
+
+def _smoothly(table: Array, values: Array) -> Array:
+    """Weights of a table's columns by least squares, no more bent than need be."""
+    count = table.shape[1]
+    bent = np.diff(np.eye(count), 2, axis=0) * 1e-3 * np.sqrt(len(values))
+    return np.asarray(np.linalg.solve(table.T @ table + bent.T @ bent + 1e-9 * np.eye(count), table.T @ values))
 
 
 def _named(curves: Sequence[Array], seen: Sequence[Array]) -> Iterator[list[tuple[str, Array]]]:
