@@ -22,7 +22,7 @@ VALUES = {
     "--explain": "1", "--tolerance": "{here}/none.toml", "--fail-on": "never", "--expect": "5", "--full": "",
     "--output": "json:-", "--sketch": "", "--nodes": "", "--force": "", "--keep": "{here}/kept", "--node": "norm-0",
     "--recorded": "{here}/none.safetensors", "--text": "{here}/none.txt", "--spend": "64M", "--schedule": "3",
-    "--seed": "7", "--chat": "", "--tokens": "",
+    "--seed": "7", "--chat": "", "--tokens": "", "--image": "{here}/none.png", "--audio": "{here}/none.wav",
 }  # fmt: skip
 # Key of a variant -> a value.
 WAYS = {

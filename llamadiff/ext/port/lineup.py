@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -260,10 +260,11 @@ class LiningUp:
         chosen = {each: found for each in apart if (found := self._found(each)) is not None}
         for op in dict.fromkeys(each.node.op for each in apart):
             alike = [each for each in apart if each.node.op == op and each not in chosen]
-            if len(alike) > 1:
+            if len(alike) > 1 and op != "MUL_MAT_ID":  # models have experts' rows in other orders
                 chosen |= self._together(alike)
-        left = [each for each in apart if each not in chosen]
-        chosen |= {each: found for each in left if (found := self._searched(each)) is not None}
+        for each in [each for each in apart if each not in chosen]:
+            taken = frozenset(choice.op.number for choice in chosen.values() if choice.op is not None)
+            chosen |= {} if (found := self._searched(each, taken)) is None else {each: found}
         if len(chosen) > 1:
             alone = [each for each, choice in chosen.items() if self._explains_all(each.part, choice)]
             chosen = {each: chosen[each] for each in alone[:1]} or chosen
@@ -306,9 +307,10 @@ class LiningUp:
                 return found[0]
         return None
 
-    def _searched(self, departure: Departure) -> StandIn | None:
+    def _searched(self, departure: Departure, taken: frozenset[int]) -> StandIn | None:
         """What the model does there that no op alone shows."""
-        otherwise = self.otherwise(self._place_of(departure, list(self._chain(departure.node))), self._keys)
+        place = replace(self._place_of(departure, list(self._chain(departure.node))), taken=taken)
+        otherwise = self.otherwise(place, self._keys)
         if otherwise is None or otherwise.op is None or otherwise.values is None:
             return self._by_a_known_bug(departure)
         return otherwise

@@ -106,6 +106,7 @@ class Spot:
     """A departure, and the ``nodes`` from it on that may stand for one op. ``seen``: the graph's values.
 
     ``pairs``: nodes and ops that are one. ``moved``: orders of rows and columns. ``part``: the nodes of its layer.
+    ``taken``: ops that stand for other departures.
     """
 
     departure: Departure
@@ -114,6 +115,7 @@ class Spot:
     seen: Mapping[int, Array]
     pairs: Pairs
     moved: Moved = STRAIGHT
+    taken: frozenset[int] = frozenset()
 
 
 class _Case:
@@ -322,7 +324,8 @@ class _Case:
         if not np.isfinite(seen).any() or distance(seen, self._own(node)) <= OTHER:
             return
         alike = [self.run.ops[number] for number in self.known.alike(seen)]
-        if any(op.number in self.nodes_of for op in alike) or (alike and alike[0].name in COPIES):
+        others = self.nodes_of.keys() | self.place.taken
+        if any(op.number in others for op in alike) or (alike and alike[0].name in COPIES):
             return  # what another node has, or copies of that
         op = next((op for op in alike if max(after, self.first) < op.number <= self.last), None)
         if op is not None:
