@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -187,10 +187,3 @@ def _check(model: Any, checkpoint: str, fed: Array) -> None:
         raise UserError(
             f"{checkpoint}: {type(model).__name__} failed on what llama.cpp was fed, {list(fed.shape)} ({what})"
         ) from None
-
-
-def numbers_in(config: Mapping[str, Any], sense: str) -> Iterator[Mapping[str, Any]]:
-    """The parts of a config that are about a tower, then the whole."""
-    names: Sequence[str] = ("vision_config",) if sense == "image" else ("audio_config", "encoder_config")
-    yield from (part for name in names if isinstance(part := config.get(name), Mapping))
-    yield config

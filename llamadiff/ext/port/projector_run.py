@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llamadiff.engines.model_file import ModelFile
 from llamadiff.engines.run_spec import How
+from llamadiff.ext.file.projector_keys import AGAIN, Stated, key_oddities
 from llamadiff.ext.graph.graph import Graph
 from llamadiff.ext.graph.model import GraphModel
 from llamadiff.ext.port.alignment import distance
@@ -20,11 +21,10 @@ from llamadiff.ext.port.lineup import LiningUp
 from llamadiff.ext.port.loading import kept_by_values
 from llamadiff.ext.port.places import Apart, Reasons, joined, places_of
 from llamadiff.ext.port.projector_graph import SENSES, projector_graph
-from llamadiff.ext.port.projector_keys import other_keys, said_by_a_key
 from llamadiff.ext.port.projector_model import config_of, projector_model
 from llamadiff.ext.port.projector_tensors import THE_FILES, with_tensors
 from llamadiff.ext.port.run import Port
-from llamadiff.ext.port.sides import FILE, Blame, side_of, unstated
+from llamadiff.ext.port.sides import FILE, Blame, shows_at, side_of, unstated
 from llamadiff.ext.port.tensors import Tensors
 from llamadiff.ext.port.torch_ops import layers_of
 from llamadiff.ext.prompt.own_code import is_function
@@ -82,7 +82,7 @@ def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings
     if found.departed:
         how.progress("searching for causes")
         config = config_of(model)
-        faults = list(other_keys(file, config, media.sense))
+        faults = list(_other_keys(file, config, media.sense))
         unsaid = {name: x for name, x in unstated(file, config, read).items() if not name.startswith(WORDS)}
         tensors = Tensors(graph.weights, file.architecture, lining.parameters, [name for name, _ in layers_of(model)])
         reasons = Reasons(lining, graph.graph, tensors, None)
@@ -94,7 +94,7 @@ def port_projector(path: Path, checkpoint: str, media: Media, settings: Settings
         places = with_faults(places, faults, graph.graph, file.tensors)
         places = with_tensors(places, lining, found.departed, tensors)
         for number, place in enumerate(places):
-            key = None if place.fault else said_by_a_key(file, media.sense, place.name, place.says)
+            key = None if place.fault else _said_by_a_key(file, media.sense, place.name, place.says)
             places[number] = place if key is None else replace(place, fault=f"{key}; the model {place.says}", side=FILE)
         misplaced = reasons.misplaced
     told = [
@@ -124,6 +124,22 @@ class ProjectorModel(GraphModel):
 
     def hyper_parameter(self, key: str) -> Any:
         return self.weights.fields.get(f"clip.{self.sense}.{key}")
+
+
+def _other_keys(file: ModelFile, config: Mapping[str, Any], sense: str) -> Iterator[Oddity]:
+    """The keys of an encoder that do not say what the checkpoint does, as ``weights`` says it."""
+    others = tuple(f"clip.{word}." for word in SENSES.values() if word != SENSES[sense])
+    for each in key_oddities(file, Stated(config, {}, "")):
+        if not each.where.startswith(others):
+            yield replace(each, says=each.says.removesuffix(f"; {AGAIN.format(file=file.path.name)}"))
+
+
+def _said_by_a_key(file: ModelFile, sense: str, place: str, says: str) -> str | None:
+    """A key that has llama.cpp's number at a place, where the model's is in no config, as Whisper's epsilon is."""
+    match = re.search(r"where llama\.cpp has ([-+.e0-9]+)", says)
+    fields = file.weights.fields.items() if match is not None else ()
+    own = {key: f"{x:g}" for key, x in fields if key.startswith(f"clip.{SENSES[sense]}.") and isinstance(x, float)}
+    return next((f"{key}: is {x}" for key, x in own.items() if match and x == match[1] and shows_at(key, place)), None)
 
 
 def _own(says: str) -> str:

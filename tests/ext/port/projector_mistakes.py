@@ -72,20 +72,24 @@ def _copied(one: str, other: str) -> Callable[..., None]:
 
 FILES: dict[str, Mistake] = {
     "epsilon": Mistake(
-        "gemma3", _key(EPSILON, 1e-3), "NORM, layers 0-2", "layer_norm_epsilon: is 0.001; config.json has 1e-06", FILE
+        "gemma3",
+        _key(EPSILON, 1e-3),
+        "NORM, layers 0-2",
+        "layer_norm_epsilon: is 0.001; config.json: vision_config.layer_norm_eps says 1e-06",
+        FILE,
     ),
     "epsilon of an ear": Mistake(
         "qwen2audio",
         _key(EPSILON.replace("vision", "audio"), 1e-3),
         "NORM",
-        "layer_norm_epsilon: is 0.001; the model uses epsilon 1e-05",
+        "layer_norm_epsilon: is 0.001; transformers' code says 1e-05",
         FILE,
     ),
     "heads": Mistake(
         "smolvlm",
         _key("clip.vision.attention.head_count", 2),
         "MUL_MAT attn_scores",
-        "attention.head_count: is 2; config.json has 4",
+        "attention.head_count: is 2; config.json: vision_config.num_attention_heads says 4",
         FILE,
     ),
     "norms exchanged": Mistake(
@@ -137,7 +141,7 @@ FILES: dict[str, Mistake] = {
         "smolvlm",
         _lost("clip.use_gelu"),
         "GELU_QUICK ffn_gelu_quick",
-        "clip.use_gelu: is missing; config.json has gelu_pytorch_tanh",
+        "clip.use_gelu: is not in the file: llama.cpp takes False (quick GELU is computed then)",
         FILE,
     ),
     "final norm lost": Mistake(
@@ -154,7 +158,7 @@ FILES: dict[str, Mistake] = {
         "qwen25vl",
         _key("clip.vision.n_wa_pattern", 3),
         "SOFT_MAX attn_probs",
-        "n_wa_pattern: is 3; config.json has full attention in [1]",
+        "n_wa_pattern: is 3; config.json: fullatt_block_indexes[0] + 1 says 2",
         FILE,
     ),
     "frame twice": Mistake(

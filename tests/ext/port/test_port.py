@@ -254,7 +254,7 @@ def otherwise(checkpoint, tmp_path):
     [
         ("norm_of_q", "llama", "ROPE Qcur_rope, layers 0, 1", r"computes .*rsqrt.* of Qcur_proj first \(mine.py:\d+\)"),
         ("bias_of_v", "llama", "MUL_MAT Vcur_proj, layers 0, 1", r"adds model.layers.\{i\}.self_attn.v_proj.bias"),
-        ("no_norm", "llama", "RMS_NORM norm, layers 0, 1", "is left out: its input"),
+        ("no_norm", "llama", "RMS_NORM norm, layers 0, 1", "leaves this out, and goes on with its input"),
         ("scaled", "llama", "ADD l_out, layers 0, 1", r"computes .*sigmoid, mul of ffn_out first \(mine.py:\d+\)"),
         ("fewer", "qwen3moe", "ARGSORT ffn_moe_argsort, layers 0, 1", "chooses 1 experts.*llama.cpp's graph 2"),
     ],
