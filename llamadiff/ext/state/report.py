@@ -24,8 +24,8 @@ WIDTH = 79
 _NAME, _REST = 22, WIDTH - 23
 _HEAD = ("variant", "wrong", "differs first at", "x rounding", "KL", "token", "s")
 _LEGEND = """\
-wrong             taps whose op is wrong on the inputs that it was given, and what the
-                  run was given wrongly; on a device, nodes
+wrong             taps whose op is wrong on the inputs that it was given, and
+                  what the run was given wrongly; on a device, nodes
 differs first at  the first tap that is not the default's bit for bit
 x rounding        how far its logits are from exact, over what rounding explains
 KL, token         its next token against the default's"""
