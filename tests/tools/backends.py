@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -30,7 +29,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from places import ROOT  # noqa: E402
 
 from tools import emulated  # noqa: E402
-from tools.parts import FOLDER, PACKAGE, MissingPartError, Part, Usage, built, run, sources  # noqa: E402
+from tools.parts import FOLDER, PACKAGE, MissingPartError, Part, Usage, built, run, sources, unpack  # noqa: E402
 
 FOUND = FOLDER / "found.jsonl"
 OTHER = "0.3.30"  # a release that is not the installed one
@@ -78,8 +77,7 @@ def prebuilt(name: str, package: str, release: str) -> Path:
         return folder
     (folder / "npm").mkdir(parents=True, exist_ok=True)
     packed = run("npm", "pack", "--silent", package, where=folder / "npm").split()[-1]
-    with tarfile.open(folder / "npm" / packed) as files:
-        files.extractall(folder / "npm", filter="data")
+    unpack(folder / "npm" / packed, folder / "npm")
     shutil.copytree(next((folder / "npm/package/bins").iterdir()), folder / "lib", dirs_exist_ok=True)
     shutil.copy2(next((folder / "lib").glob("libllama.*.so")), folder / "lib/libllama.so")
     shutil.copytree(sources(release) / "ggml/include", folder / "include")

@@ -71,14 +71,19 @@ def run(*words: object, where: Path | None = None) -> str:
     return done.stdout
 
 
+def unpack(archive: Path, place: Path) -> None:
+    """What is in a .tar.gz; a Python before 3.10.12 and 3.11.4 has no filter for what leads out of it."""
+    with tarfile.open(archive) as files:
+        files.extractall(place, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+
+
 def sources(release: str) -> Path:
     """llama.cpp as a release of llama-cpp-python has it, from its source package."""
     folder = FOLDER / f"llama_cpp_python-{release}"
     if not folder.is_dir():
         run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", PACKAGE, "--dest",
             FOLDER / "sdist", f"{PACKAGE}=={release}")  # fmt: skip
-        with tarfile.open(next((FOLDER / "sdist").glob(f"*-{release}.tar.gz"))) as packed:
-            packed.extractall(FOLDER, filter="data")
+        unpack(next((FOLDER / "sdist").glob(f"*-{release}.tar.gz")), FOLDER)
     return folder / "vendor/llama.cpp"
 
 

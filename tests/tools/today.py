@@ -20,7 +20,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +37,7 @@ from places import ROOT  # noqa: E402
 from llamadiff.ext.graph.op import UNJUDGED, function_of  # noqa: E402
 from llamadiff.llamacpp.shipped import shipped_model  # noqa: E402
 from tools.asking import tokens, without_its_tokenizer  # noqa: E402
-from tools.parts import PACKAGE, MissingPartError, run  # noqa: E402
+from tools.parts import PACKAGE, MissingPartError, run, unpack  # noqa: E402
 
 FOLDER = ROOT / "build" / "today"
 CPUS = "@node-llama-cpp/linux-x64"
@@ -145,8 +144,7 @@ def fetched(name: str) -> Path:
     place.mkdir(parents=True)
     if name.startswith("@"):
         packed = run("npm", "pack", "--silent", name, where=place).split()[-1]
-        with tarfile.open(place / packed) as files:
-            files.extractall(place, filter="data")
+        unpack(place / packed, place)
         return place
     installed(name, place)
     return place

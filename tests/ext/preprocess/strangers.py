@@ -5,6 +5,10 @@ from __future__ import annotations
 import wave
 
 import numpy as np
+import pytest
+
+pytest.importorskip("PIL")  # which they resize with
+
 from PIL import Image
 
 CLIP = (np.array([0.48145466, 0.4578275, 0.40821073]), np.array([0.26862954, 0.26130258, 0.27577711]))
