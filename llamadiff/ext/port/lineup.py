@@ -153,12 +153,14 @@ class LiningUp:
                 found += departed
                 self._mend(part, departed)
             self.alignment = self._aligned()
+        same_size = self.model_logits.size == self.logits.size
+        off = distance(self.logits, self.model_logits) if same_size else float("nan")
         order = {node.number: place for place, node in enumerate(self.graph.nodes)}
         found.sort(key=lambda each: order[each.departure.node.number])
         parted = {each.departure.part for each in found}
         mended = {self.ends[number] for number in self.alignment.pairs if number in self.ends} & parted
-        same_size = self.model_logits.size == self.logits.size
-        off = distance(self.logits, self.model_logits) if same_size else float("nan")
+        if off <= SAME and mended < parted:  # the lining up did not get on: what ends as the model does parts nowhere
+            found, parted, mended = [], set(), set()
         sizes = int(self.logits.size), int(self.model_logits.size)
         return Lineup(found, *counts, off, (len(mended), len(parted)), sizes)
 

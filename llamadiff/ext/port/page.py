@@ -109,7 +109,8 @@ def _counted(found: Port) -> Iterator[str]:
     yield f"{file['file']} ({file['architecture']}){tokens}, by {by}"
     if found.fed is not None:
         yield f"{found.fed}; whether that is right says llamadiff preprocess"
-    others = f"; {lineup.apart} part, or follow in their layer" if lineup.apart else ""
+    what = "part, or follow in their layer" if lineup.departed else "were not lined up, and end as the model does"
+    others = f"; {lineup.apart} {what}" if lineup.apart else ""
     yield (
         f"of llama.cpp's {lineup.nodes} nodes {lineup.aligned} have values that the model has too"
         f"{f', {lineup.inside} are steps between such' if lineup.inside else ''}{others}"

@@ -169,8 +169,8 @@ def _fitted(rope: Any, turned: float | None = None) -> Any:
     sections = found.get("mrope_section")
     if isinstance(sections, list) and sections:
         whole = int(SIZE // 2 * (turned or 1.0))
-        small = [max(1, whole * part // sum(sections)) for part in sections]
-        found["mrope_section"] = [whole - sum(small[1:]), *small[1:]]
+        small = [whole * part // sum(sections) for part in sections]
+        found["mrope_section"] = [size + (place < whole - sum(small)) for place, size in enumerate(small)]
     return found
 
 

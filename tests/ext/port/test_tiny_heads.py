@@ -108,6 +108,7 @@ def test_layers_without_experts_are_as_many_as_are_listed():
 def test_sections_of_rope_fit_what_is_rotated():
     rope = {"mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}
     assert sum(shrunk({**QWEN, "rope_parameters": rope})["rope_parameters"]["mrope_section"]) == 16 * 0.25 / 2
+    assert shrunk({**QWEN, "rope_parameters": rope})["rope_parameters"]["mrope_section"] == [1, 1, 0]  # no pair without
     whole = {"mrope_section": [16, 24, 24]}
     assert sum(shrunk({**QWEN, "rope_parameters": whole})["rope_parameters"]["mrope_section"]) == 8
 
