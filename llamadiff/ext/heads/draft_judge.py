@@ -69,7 +69,7 @@ class Judge:
         for number in range(len(own)):
             place = start + number - 1
             row, *sides = (each[number : number + 1] for each in (own, whole, steps))
-            error, limit = self._held(row, sides)
+            error, limit = self._error_and_limit(row, sides)
             if not error <= limit:
                 ones = yield from _asked(trunk_alone(text[: place + 1], place, ONES, 0))
                 error, limit = _looked_again(row, sides, ones, error, limit)
@@ -88,7 +88,7 @@ class Judge:
             for i in range(len(made.drafts)):
                 sides = [(yield from self._of_head(n, i, TEXT)), (yield from self._of_head(n, i, STEPS))]
                 row = made.logits[i : i + 1]
-                error, limit = self._held(row, sides)
+                error, limit = self._error_and_limit(row, sides)
                 if not error <= limit:
                     ones = yield from self._one_by_one(n, i)
                     error, limit = _looked_again(row, sides, ones, error, limit)
@@ -126,12 +126,13 @@ class Judge:
             yield from _asked(trunk_alone(tokens, len(tokens) - 1, behind.branch(made)))
         for mistake in mistakes(behind):
             part = self._part(i) if mistake.part is None else mistake.part
-            told = yield head_alone(mistake.rows, part, "mistaken")
-            if len(told) and float(rows_apart(run.rounds[n].logits[i : i + 1], told)[0]) <= max(limit, 1e-3 * error):
+            mistaken = yield head_alone(mistake.rows, part, "mistaken")
+            own, most = run.rounds[n].logits[i : i + 1], max(limit, 1e-3 * error)
+            if len(mistaken) and float(rows_apart(own, mistaken)[0]) <= most:
                 return mistake.says
         return f"has logits that are {error:.1e} from those of the head alone, and rounding explains {limit:.1e}"
 
-    def _held(self, row: Array, sides: Sequence[Array]) -> tuple[float, float]:
+    def _error_and_limit(self, row: Array, sides: Sequence[Array]) -> tuple[float, float]:
         """How far logits are from the nearest of two others that are right, and how far they may be."""
         noise = float(rows_apart(*sides)[0])
         return min(float(rows_apart(row, side)[0]) for side in sides), limit_of(noise, self.rounding)
@@ -223,8 +224,8 @@ def _of_round(made: Round) -> Iterator[str]:
 
 def _of_chosen(made: Round) -> Iterator[str]:
     """A token that the trunk is said to go on with, and does not: of those that count."""
-    told: Sequence[int] = made.chosen[: made.accepted + 1]
-    for i, (token, logits) in enumerate(zip(told, made.verified, strict=False)):
+    continued: Sequence[int] = made.chosen[: made.accepted + 1]
+    for i, (token, logits) in enumerate(zip(continued, made.verified, strict=False)):
         if token != int(logits.argmax()):
             yield (
                 f"the text goes on with {token} at position {made.position + i + 1}, and the trunk's logits say "

@@ -127,7 +127,7 @@ def _hidden(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
     place = behind.now.position
     last = rows[place]
 
-    def given(name: str, number: int = 0) -> list[Row]:
+    def rows_with(name: str, number: int = 0) -> list[Row]:
         return [*rows[:place], replace(last, name=name, number=number), *rows[place + 1 :]]
 
     if behind.before:
@@ -135,21 +135,22 @@ def _hidden(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
         if made in behind.branches:
             yield Mistake(
                 "goes out from the hidden state of the last draft that was refused, not of the last token that stays",
-                given(behind.branch(made), _last(made)),
+                rows_with(behind.branch(made), _last(made)),
             )
         if made.accepted:
             yield Mistake(
                 "goes out from the hidden state of the first token of the verified batch, not of the last that stays",
-                given(CHAIN, made.position),
+                rows_with(CHAIN, made.position),
             )
         own = min(made.accepted, len(made.drafts) - 1)
         yield Mistake(
-            "goes out from the head's own hidden state, not from the trunk's", given(f"{CHAIN}/{behind.n - 1}/{own}")
+            "goes out from the head's own hidden state, not from the trunk's",
+            rows_with(f"{CHAIN}/{behind.n - 1}/{own}"),
         )
     if place > 1:
-        yield Mistake("goes out from the hidden state of the token two before", given(CHAIN, place - 2))
-    yield Mistake("goes out from the hidden state of the token itself", given(CHAIN, place))
-    yield Mistake("goes out from a hidden state of zeros", given(""))
+        yield Mistake("goes out from the hidden state of the token two before", rows_with(CHAIN, place - 2))
+    yield Mistake("goes out from the hidden state of the token itself", rows_with(CHAIN, place))
+    yield Mistake("goes out from a hidden state of zeros", rows_with(""))
 
 
 def _chained(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
@@ -162,9 +163,9 @@ def _chained(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
             ("the hidden state of the first draft again", drafts[0].name, 0),
             ("a hidden state of zeros", "", 0),
         ):
-            given = [replace(row, name=name, number=number) for row in drafts]
+            changed = [replace(row, name=name, number=number) for row in drafts]
             yield Mistake(
-                f"is made with {says}, not with the head's own of the row before", [*rows[: place + 1], *given]
+                f"is made with {says}, not with the head's own of the row before", [*rows[: place + 1], *changed]
             )
     kept = list(rows)
     for n, made in enumerate(behind.before):
@@ -212,8 +213,8 @@ def _lost(behind: Behind, rows: Sequence[Row]) -> Iterator[Mistake]:
 def _all_rows(rows: Sequence[Row]) -> Iterator[Mistake]:
     """Every token's hidden state is rounded, or that of the first token of each part of a prompt is none."""
     for kind, called in ROUNDED.items():
-        given = [replace(row, name=f"{row.name}@{kind}") if row.name == CHAIN else row for row in rows]
-        yield Mistake(f"is made with the trunk's hidden states rounded to {called}", given)
+        changed = [replace(row, name=f"{row.name}@{kind}") if row.name == CHAIN else row for row in rows]
+        yield Mistake(f"is made with the trunk's hidden states rounded to {called}", changed)
     if len(rows) > AT_ONCE:
-        given = [replace(row, name="", number=0) if at % AT_ONCE == 0 else row for at, row in enumerate(rows)]
-        yield Mistake(f"is made as if each {AT_ONCE} tokens began anew: the first of them has no hidden state", given)
+        changed = [replace(row, name="", number=0) if at % AT_ONCE == 0 else row for at, row in enumerate(rows)]
+        yield Mistake(f"is made as if each {AT_ONCE} tokens began anew: the first of them has no hidden state", changed)

@@ -198,47 +198,47 @@ class Drafter(Observer):
         self.take_back(self.head, position)
         ends = [self.head.end()]
         run = [self.text[-1], *drafts]
-        chosen, told, hidden = self._verified(run, position)
+        chosen, row_logits, hidden = self._verified(run, position)
         accepted = self.count_accepted(drafts, chosen)
         if saved is not None and accepted < len(drafts):  # from its state on, what was accepted is run once more
             self.trunk.restore(saved)
             self.take_back(self.trunk, position)
             self.take_back(self.head, position)
             self.pending = before
-            again, told_again, hidden = self._verified(run[: accepted + 1], position)
-            chosen[: accepted + 1], told[: accepted + 1] = again, told_again
+            again, logits_again, hidden = self._verified(run[: accepted + 1], position)
+            chosen[: accepted + 1], row_logits[: accepted + 1] = again, logits_again
         self.drafted, self.accepted = self.drafted + len(drafts), self.accepted + self.counted(accepted)
         self.text += [*drafts[:accepted], chosen[accepted]]
         self.pending = self.row_of(hidden, accepted)
         for context in (self.trunk, self.head):
             self.take_back(context, position + accepted + 1)
             ends.append(context.end())
-        told_round = {"position": position, "drafts": drafts, "chosen": chosen, "accepted": accepted, "ends": ends}
-        self.feed.send({"round": told_round}, b"".join(logits), b"".join(told))
+        record = {"position": position, "drafts": drafts, "chosen": chosen, "accepted": accepted, "ends": ends}
+        self.feed.send({"round": record}, b"".join(logits), b"".join(row_logits))
 
     def _verified(self, tokens: Sequence[int], position: int) -> tuple[list[int], list[bytes], bytes]:
         """What the trunk goes on with behind each of some tokens, its logits, and its hidden states."""
         hidden = self.verify(tokens, position)
-        told = [self.trunk.logits(place) for place in range(len(tokens))]
+        row_logits = [self.trunk.logits(place) for place in range(len(tokens))]
         self.feed_head(tokens, position, hidden)
-        return [self.chosen(each) for each in told], told, hidden
+        return [self.chosen(each) for each in row_logits], row_logits, hidden
 
     def draft(self, position: int) -> tuple[list[int], list[bytes]]:
         """Tokens behind the last one, one behind the other, and the logits of each.
 
         Of several heads each drafts one, from its own keys of all tokens since the last one.
         """
-        drafts, told, rows = list[int](), list[bytes](), [self.first_row(position)]
+        drafts, row_logits, rows = list[int](), list[bytes](), [self.first_row(position)]
         for number in range(self.most):
             if self.count > 1:
                 self.take_back(self.head, position)
                 self.choose(number)
             self.run_head(rows if self.count > 1 else rows[-1:], last=True)
-            told.append(self.head.logits(-1))
-            drafts.append(self.chosen(told[-1]))
+            row_logits.append(self.head.logits(-1))
+            drafts.append(self.chosen(row_logits[-1]))
             rows.append(self.next_row(rows[-1], drafts, self.head.hidden()))
         self.choose(0)
-        return drafts, told
+        return drafts, row_logits
 
     def first_row(self, position: int) -> Row:
         """The last token, and the trunk's hidden state of the one before."""
@@ -304,14 +304,14 @@ class Drafter(Observer):
         """Tokens in a context of their own, one by one from ``alone`` on: logits from row ``first`` on. Their hidden
         states are kept under the ``name``.
         """
-        context, tokens, told, hidden = Context(self, False), asked["tokens"], list[bytes](), list[bytes]()
+        context, tokens, row_logits, hidden = Context(self, False), asked["tokens"], list[bytes](), list[bytes]()
         for start, stop in batches(len(tokens), asked["alone"]):
             first = max(0, min(asked["first"], stop - 1) - start)
             context.run([Row(token, start + n, b"") for n, token in enumerate(tokens[start:stop])], first)
-            told += [context.logits(row - start) for row in range(start, stop) if row >= asked["first"]]
+            row_logits += [context.logits(row - start) for row in range(start, stop) if row >= asked["first"]]
             hidden.append(context.hidden())
         self.named[asked["name"]] = b"".join(hidden)
-        return told
+        return row_logits
 
     def _run_head(self, asked: dict[str, Any]) -> list[bytes]:
         """Rows [token, position, name, number] in a context of the head ``part``'s own: the last one's logits. The

@@ -148,5 +148,5 @@ class Row:
 
 def head_alone(rows: Sequence[Row], part: int, name: str, alone: int = ALL) -> dict[str, Any]:
     """A head on rows: the logits of the last one, whose hidden state is kept under the name."""
-    told = [[row.token, row.position, row.name, row.number] for row in rows]
-    return {"of": "head", "rows": told, "part": part, "name": name, "alone": alone}
+    plain = [[row.token, row.position, row.name, row.number] for row in rows]
+    return {"of": "head", "rows": plain, "part": part, "name": name, "alone": alone}

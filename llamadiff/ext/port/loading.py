@@ -152,18 +152,18 @@ def kept_by_values(model: Any, file: ModelFile) -> tuple[str, ...]:
     halves = sorted({*kinds.values()} - {"F32"})
     with torch.no_grad():
         for _, values in model.named_parameters() if halves else ():
-            if values.ndim < 2 or _is_held(values, tensors):
+            if values.ndim < 2 or _has_values(values, tensors):
                 continue
             rounded = {kind: values.to(getattr(torch, KEPT[kind])).to(values.dtype) for kind in halves}
             alike = {kinds[name] for name, size in sizes.items() if size == values.numel()}
-            kind = next((each for each in halves if _is_held(rounded[each], tensors)), None)
+            kind = next((each for each in halves if _has_values(rounded[each], tensors)), None)
             kind = alike.pop() if kind is None and len(alike) == 1 else kind
             if kind in rounded:
                 values.copy_(rounded[kind])
     return ()
 
 
-def _is_held(values: Any, tensors: Tensors) -> bool:
+def _has_values(values: Any, tensors: Tensors) -> bool:
     return tensors.is_kept(values.detach().float().numpy())
 
 

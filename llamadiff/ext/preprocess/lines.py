@@ -85,11 +85,12 @@ SCALES = (("", 0.0), ("samples are 16-bit numbers, not divided by 32768", 2 * lo
           ("samples are divided by 32768 twice", -2 * log(32768) / log(10)))  # fmt: skip
 
 
-def of_sound(found: Fit, is_whisper: bool) -> tuple[str, str]:
-    """The step that a sound's line shows, and what it did."""
+def of_sound(found: Fit, is_whisper: bool, lowest: tuple[float, float]) -> tuple[str, str]:
+    """The step that a sound's line shows, and what it did; ``lowest``: a dump's value, and the processor's."""
     gain, offset = float(found.gain[0]), float(found.offset[0])
     if abs(gain - 1) < 1e-4 and abs(offset) < 1e-4:
-        return "clamp", "values are cut off below at another place than the processor's"
+        floor = f", as a power of {10 ** (4 * lowest[0] - 4):.3g} is" if is_whisper else ""
+        return "clamp", f"values are cut off below at {lowest[0]:.4g}{floor}; the processor's at {lowest[1]:.4g}"
     own_add, own_divide = (4.0, 4.0) if is_whisper else (0.0, 1.0)
     for end, add, divide in ENDS if is_whisper else (("", 0.0, 1.0),):
         for name, factor in LOGS:

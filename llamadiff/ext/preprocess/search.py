@@ -330,7 +330,8 @@ class Search:
             return [Found(tuple(causes), got.error, says)]
         if got.affine and not self._is_of_bytes(dump):
             step, said = (
-                of_sound(got, "Whisper" in self.processor.about["class"]) if self.kind == "sound"
+                of_sound(got, "Whisper" in self.processor.about["class"], (float(dump.min()), float(run.min())))
+                if self.kind == "sound"
                 else of_picture(got, self.processor.config, self.allowed.line)
             )  # fmt: skip
             return [Found((*causes, Cause(step, said)), self._left(dump, run, got), says)]

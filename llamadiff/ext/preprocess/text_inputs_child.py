@@ -55,13 +55,13 @@ def text_inputs(checkpoint: Path, file: Path, prompt: str) -> tuple[dict[str, Ar
     transformers.logging.set_verbosity_error()
     config = transformers.AutoConfig.from_pretrained(checkpoint, **LOCAL)
     processor = _processor(checkpoint, config)
-    given = _given(processor, file, prompt)
+    processed = _processed(processor, file, prompt)
     model = _model(checkpoint, config)
     place = next(getattr(config, name) for name in PLACEHOLDERS if getattr(config, name, None) is not None)
     with torch.no_grad():
-        found = _reached(model, given)
+        found = _reached(model, processed)
         own = model.get_input_embeddings()(torch.tensor([[place]]))[0]
-    ids = np.asarray(given["input_ids"][0])
+    ids = np.asarray(processed["input_ids"][0])
     tokenizer = processor.tokenizer
     arrays = {
         "ids": ids, "embeds": _array(found["inputs_embeds"])[0], "is_media": ids == place,
@@ -108,7 +108,7 @@ def _processor(checkpoint: Path, config: Any) -> Any:
         return kind(**{part: make() for part, make in parts.items() if part in known})
 
 
-def _given(processor: Any, file: Path, prompt: str) -> Any:
+def _processed(processor: Any, file: Path, prompt: str) -> Any:
     """A prompt with its picture or sound, as the model takes it."""
     word = getattr(processor, "image_token", None) or getattr(processor, "audio_token", None) or ""
     what = "audio" if is_wav(file) else "image"
@@ -149,7 +149,7 @@ def _model(checkpoint: Path, config: Any) -> Any:
         return kind.from_pretrained(checkpoint, **options).eval()
 
 
-def _reached(model: Any, given: Any) -> dict[str, Any]:
+def _reached(model: Any, processed: Any) -> dict[str, Any]:
     """What the text model and its first layer are given."""
     import torch
 
@@ -174,7 +174,7 @@ def _reached(model: Any, given: Any) -> dict[str, Any]:
         layers[0].register_forward_pre_hook(first, with_kwargs=True),
     ]
     try:
-        model(**given, use_cache=False)
+        model(**processed, use_cache=False)
     except _ReachedError:
         pass
     finally:

@@ -203,12 +203,12 @@ class WatchedGraph:
             self._pending = None
             return
         self._pending = node
-        self._keep_given(node)
+        self._keep_inputs(node)
         if not self._is_by_place(node):
             self.checker.asked(node)
         self._data.clear()
 
-    def _keep_given(self, node: Node) -> None:
+    def _keep_inputs(self, node: Node) -> None:
         """Note what an encoder or a text model is given, and keep it: it is not computed here, so nothing judges it."""
         for source in node.sources:
             if source.name in FED and source.op == "NONE" and source.name not in self.fed:

@@ -11,6 +11,8 @@ from llamadiff.ext.preprocess.changes import Change
 from llamadiff.ext.preprocess.curves import curve_said, mixture_of, mixture_said, noise_said
 from llamadiff.ext.preprocess.dials import Dial, turned
 from llamadiff.ext.preprocess.filters import resized
+from llamadiff.ext.preprocess.fitting import Fit
+from llamadiff.ext.preprocess.lines import of_sound
 from llamadiff.ext.preprocess.maps import cuts_of, made, map_of, turned_back
 from llamadiff.ext.preprocess.sounds import factored
 
@@ -85,3 +87,10 @@ def test_a_filter_is_read_off_its_response():
     weights = np.array([1.0, -1.4, 0.6])
     cosines = np.array([weights @ weights, *(2 * weights[n:] @ weights[:-n] for n in (1, 2))])
     assert np.allclose(factored(cosines), weights, atol=1e-9)
+
+
+def test_a_floor_is_said_with_its_power():
+    """llama.cpp's in 2026, of a quiet sound: 2^-24."""
+    floor = Fit(False, True, np.ones(1), np.zeros(1), 0.5, 0.6)
+    step, says = of_sound(floor, True, ((np.log10(2.0**-24) + 4) / 4, -1.41))
+    assert (step, "as a power of 5.96e-08 is" in says, "the processor's at -1.41" in says) == ("clamp", True, True)
